@@ -1,0 +1,28 @@
+"""One ordered, two-way connection between an agent and a gateway, whatever carries it."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+Sent = TypeVar("Sent", contravariant=True)
+Received = TypeVar("Received", contravariant=True)
+
+
+class Receiver(Protocol[Received]):
+    """The end that a link delivers to. Both calls are made from the event loop, never from within `send`."""
+
+    def message_received(self, message: Received) -> None:
+        """Take one message; messages arrive in the order in which they were sent."""
+
+    def link_lost(self) -> None:
+        """The link is gone for good; called exactly once, after the last message."""
+
+
+class Link(Protocol[Sent]):
+    """The sending side of a connection."""
+
+    def send(self, message: Sent) -> None:
+        """Queue one message. On a lost link it is dropped: `link_lost` has told, or is about to tell."""
+
+    def close(self) -> None:
+        """End the link; the other end's receiver is told. Closing twice is allowed."""
