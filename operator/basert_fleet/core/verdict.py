@@ -1,4 +1,4 @@
-"""The words in which the judge speaks; what they lead to is decided in `isolation` (worker) and `delivery` (response)."""
+"""The words in which the judge speaks; `isolation` says what they mean for a worker, `delivery` for a response."""
 
 from __future__ import annotations
 

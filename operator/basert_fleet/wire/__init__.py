@@ -1,0 +1,1 @@
+"""What agents and gateways say to each other, and the links that carry it."""

@@ -158,7 +158,7 @@ class End(Message, frozen=True):
     execute_seconds: float = 0.0
     """From the request's first byte to the engine until its end was proven, by the agent's monotonic clock."""
     handoff_seconds: float | None = None
-    """From the end of the generation before this one at the slot to this one's first byte; None for the first of a process."""
+    """From the end of the slot's generation before to this one's first byte; None for the first of a process."""
 
 
 class Cancel(Message, frozen=True):

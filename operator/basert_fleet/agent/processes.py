@@ -1,0 +1,233 @@
+"""Child processes as the supervisor needs them: a group that can be ended whole, and facts about it.
+
+This is the agent's platform layer for processes. Everything here works on Linux and macOS through psutil and POSIX
+process groups; nothing else in the agent touches a pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from basert_fleet.core.errors import FleetError
+
+GROUP_POLL_SECONDS = 0.01
+"""Between looks at whether a process group is gone: members that are not our children give no event."""
+
+
+class SpawnFailed(FleetError):
+    """The engine's program could not be started at all."""
+
+    code = "spawn_failed"
+
+    def __init__(self, program: str, error: OSError) -> None:
+        super().__init__(
+            f"cannot start {program}: {error.strerror or error}. "
+            "Check spec.server.command: the program must exist on this node and be executable."
+        )
+        self.program = program
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a starting process has done so far; a change between two looks means that it is getting on."""
+
+    cpu_seconds: float
+    resident_bytes: int
+
+
+class Child:
+    """One engine process and every process it forked, as one group in its own session."""
+
+    def __init__(self, process: asyncio.subprocess.Process, created: float) -> None:
+        self._process = process
+        self._strays: list[psutil.Process] = []
+        self.created = created
+        """The operating system's creation time: with the pid it names a process for ever."""
+        self.exited: asyncio.Future[int] = asyncio.ensure_future(process.wait())
+        """Resolves to the exit status; negative means ended by that signal."""
+
+    @property
+    def pid(self) -> int:
+        """The pid of the process, which is also its group's id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process itself has not exited."""
+        return not self.exited.done()
+
+    def describe_exit(self) -> str:
+        """Say how the process ended, for a person: an exit status and a signal are different stories."""
+        if not self.exited.done():
+            return "still running"
+        status = self.exited.result()
+        if status >= 0:
+            return f"exited with status {status}"
+        return f"ended by {signal.Signals(-status).name}"
+
+    def listens_on(self, port: int) -> bool:
+        """Say whether this process, or one that it forked, listens on the port; a stranger there is not ready (C13)."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            return _listens(process, port) or any(_listens(child, port) for child in process.children(recursive=True))
+        return False
+
+    def stopped(self) -> bool:
+        """Say whether the process was halted by a signal, so that waiting for it is pointless."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        return False
+
+    def progress(self) -> Progress:
+        """Return what the process and its children have used so far; zeros once they are gone."""
+        cpu, resident = 0.0, 0
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                times = process.cpu_times()
+                cpu += times.user + times.system
+                resident += process.memory_info().rss
+        return Progress(cpu, resident)
+
+    def kill_group(self) -> None:
+        """Send SIGKILL to the process, its group, and children that left the group. Never waits, never fails."""
+        self._remember_strays()
+        _signal_group(self.pid, signal.SIGKILL)
+        for stray in self._strays:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                stray.kill()
+
+    def ask_to_drain(self) -> None:
+        """Send basert-serve's drain signal: it stops accepting, finishes and exits."""
+        self._remember_strays()
+        _signal_group(self.pid, signal.SIGUSR1)
+
+    async def gone(self) -> None:
+        """Return once the process, its whole group and its stray children no longer exist."""
+        await asyncio.shield(self.exited)
+        while _group_exists(self.pid) or any(_exists(stray) for stray in self._strays):
+            await asyncio.sleep(GROUP_POLL_SECONDS)
+
+    async def end(self, *, drain_seconds: float) -> None:
+        """End the whole group: drain for at most that long, then SIGKILL. On return nothing of it exists.
+
+        Cut short, it kills the group at once and goes on cancelling.
+        """
+        try:
+            if drain_seconds > 0 and self.alive:
+                self.ask_to_drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(self.exited), drain_seconds)
+        finally:
+            self.kill_group()
+        await self.gone()
+
+    def _family(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            return [process, *process.children(recursive=True)]
+        return []
+
+    def _remember_strays(self) -> None:
+        # A child that made a session of its own is outside the group, and loses its parent with our kill (C14).
+        self._strays += [process for process in self._family() if process.pid != self.pid]
+
+
+async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Child:
+    """Start an engine in its own session, with its output appended to a file.
+
+    The child inherits the file itself, never a pipe: it can then neither block on us nor die with us.
+
+    Raises:
+        SpawnFailed: the program does not exist, or cannot be executed.
+    """
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env={**os.environ, **env},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SpawnFailed(argv[0], error) from error
+    finally:
+        os.close(descriptor)
+    return Child(process, _created(process.pid))
+
+
+def kill_leftover(pid: int, created: float) -> bool:
+    """Kill the group of a process that an earlier agent left, if that very process still exists; say whether it did."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if abs(process.create_time() - created) < CREATE_TIME_TOLERANCE_SECONDS:
+            family = process.children(recursive=True)
+            _signal_group(pid, signal.SIGKILL)
+            for member in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            return True
+    return False
+
+
+CREATE_TIME_TOLERANCE_SECONDS = 0.05
+"""psutil derives the time from clock ticks of 10 ms and the boot time; chosen well below any reuse of a pid."""
+
+
+def free_port(host: str) -> int:
+    """Return a port that nobody listens on now. Another program may still take it: `listens_on` tells."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _created(pid: int) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).create_time()
+    return 0.0
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for connection in process.net_connections("tcp")
+        )
+    return False
+
+
+def _exists(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):  # macOS denies it when only zombies are left
+        return False
+    return any(_in_group(process, group) for process in psutil.process_iter())
+
+
+def _in_group(process: psutil.Process, group: int) -> bool:
+    """Say whether a process is a living member: a zombie awaits its own parent and holds nothing."""
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    return False

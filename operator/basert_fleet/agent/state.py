@@ -1,0 +1,148 @@
+"""What an agent keeps on disk, per slot: a lock, the process it started, and whether its last request settled.
+
+A record is written with write(2) and no fsync: it must outlive the agent, not the Mac. It is an upper bound of doubt: a
+process recorded as `sent` may be generating for somebody, so the next agent must never offer it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from basert_fleet.core.errors import FleetError
+
+RECORD_BYTES = 512
+"""A record always fills one block, so that a shorter one never leaves the tail of a longer one behind."""
+
+
+class SlotAlreadyHeld(FleetError):
+    """Another agent holds this slot's lock: two runners would mean two senders to one process (C25)."""
+
+    code = "slot_already_held"
+
+    def __init__(self, slot: str, lock: Path) -> None:
+        super().__init__(
+            f"slot {slot} is held by another agent (lock {lock}). "
+            "Stop that agent, or start this one with its own --state-dir."
+        )
+        self.slot, self.lock = slot, lock
+
+
+class StateUnusable(FleetError):
+    """The state directory cannot be created or written."""
+
+    code = "state_unusable"
+
+    def __init__(self, directory: Path, error: OSError) -> None:
+        super().__init__(
+            f"cannot use the state directory {directory}: {error.strerror or error}. "
+            "Choose one that this user may write to, with --state-dir."
+        )
+        self.directory = directory
+
+
+class ProcessRecord(msgspec.Struct, frozen=True):
+    """The process that a slot last started."""
+
+    pid: int
+    created: float
+    """The operating system's creation time; a reused pid has another."""
+    port: int
+    boot: float
+    """When the machine booted, in whole seconds: nothing is left of a process of another boot."""
+    settled: bool
+    """False from just before a generation is sent until it is proven to have ended."""
+
+
+@dataclass(slots=True)
+class SlotRecord:
+    """One slot's file: locked while this object is open, and rewritten in place."""
+
+    path: Path
+    _descriptor: int
+    _current: ProcessRecord | None = None
+
+    def read(self) -> ProcessRecord | None:
+        """Return what the last holder wrote, or None if that was nothing or cannot be read."""
+        data = os.pread(self._descriptor, RECORD_BYTES, 0).rstrip(b" \x00\n")
+        try:
+            return msgspec.json.decode(data, type=ProcessRecord) if data else None
+        except msgspec.DecodeError:
+            return None
+
+    def started(self, pid: int, created: float, port: int) -> None:
+        """Record a new process; nothing was sent to it yet."""
+        self._write(ProcessRecord(pid, created, port, boot_time(), settled=True))
+
+    def sent(self) -> None:
+        """Record, before the first byte of a generation, that the process may be busy from now on."""
+        self._mark(settled=False)
+
+    def settled(self) -> None:
+        """Record that the last generation is proven to have ended."""
+        self._mark(settled=True)
+
+    def ended(self) -> None:
+        """Record that no process of this slot exists."""
+        self._current = None
+        os.pwrite(self._descriptor, b" " * RECORD_BYTES, 0)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._descriptor)
+
+    def _mark(self, *, settled: bool) -> None:
+        if self._current is not None and self._current.settled != settled:
+            self._write(msgspec.structs.replace(self._current, settled=settled))
+
+    def _write(self, record: ProcessRecord) -> None:
+        self._current = record
+        os.pwrite(self._descriptor, msgspec.json.encode(record).ljust(RECORD_BYTES), 0)
+
+
+class StateDirectory:
+    """Where an agent keeps its slots' records and its workers' logs."""
+
+    def __init__(self, directory: Path) -> None:
+        """Create the directory if need be.
+
+        Raises:
+            StateUnusable: it cannot be created.
+        """
+        self.directory = directory
+        self.logs = directory / "logs"
+        self._slots = directory / "slots"
+        try:
+            for folder in (self.logs, self._slots):
+                folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateUnusable(directory, error) from error
+
+    def open_slot(self, slot: str) -> SlotRecord:
+        """Lock a slot and open its record.
+
+        Raises:
+            SlotAlreadyHeld: another process, or another worker of this one, holds it.
+            StateUnusable: the file cannot be opened.
+        """
+        path = self._slots / slot
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise StateUnusable(self.directory, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise SlotAlreadyHeld(slot, path) from None
+        return SlotRecord(path, descriptor)
+
+
+def boot_time() -> float:
+    """Return when this machine booted, in whole seconds since the epoch."""
+    return float(round(psutil.boot_time()))
