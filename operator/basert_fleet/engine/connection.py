@@ -1,0 +1,313 @@
+"""One HTTP/1.1 connection to one engine: exact about where a response ends, and closing it is the cancel.
+
+It has no timeouts (a prefill may take many minutes, C07; callers know their limits) and never stops reading: what the
+caller has not taken yet is buffered here, and `buffered_bytes` tells how much. Whether an ended or cancelled request
+left the engine idle is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, TypeAlias
+
+import httptools
+
+from basert_fleet.core.errors import FleetError
+
+MAX_HEAD_BYTES = 65_536
+"""Chosen: four times what common servers allow for all headers together."""
+FIRST_FINAL_STATUS = 200
+
+
+class GoneCause(StrEnum):
+    """Why a connection gives no more of a response."""
+
+    REFUSED = "refused"
+    """It could not be opened: nothing listens there, or nothing reachable."""
+    CLOSED = "closed"
+    """The engine closed it before the response's first byte."""
+    TRUNCATED = "truncated"
+    """The engine closed it inside a response."""
+    PROTOCOL = "protocol"
+    """The engine sent what is not one response to one request."""
+    CANCELLED = "cancelled"
+    """We closed it."""
+
+
+class EngineGone(FleetError):
+    """The engine's connection ended before the response did."""
+
+    code: ClassVar[str] = "worker_lost"
+
+    def __init__(self, cause: GoneCause, detail: str) -> None:
+        super().__init__(f"no whole response from the engine ({cause.value}): {detail}")
+        self.cause, self.detail = cause, detail
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status and headers of a final response; interim (1xx) responses are never shown."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    """Names as the engine wrote them."""
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of this header, whatever the case of its name."""
+        wanted = name.lower().encode("latin-1")
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == wanted), None)
+
+    @property
+    def content_type(self) -> str:
+        """The media type without parameters, in lower case; empty when the engine told none."""
+        return (self.header("content-type") or "").partition(";")[0].strip().lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A piece of the body, cut where the network cut it."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfResponse:
+    """The body is over."""
+
+    proven: bool
+    """True if Content-Length or the last chunk said so. A body that ends with its connection may as well be cut short."""
+
+
+Event: TypeAlias = ResponseHead | Data | EndOfResponse
+
+
+def encode_request(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+    """Return one request as bytes; Host must be among the headers, Content-Length is added.
+
+    Raises:
+        ValueError: a part has a character that would end its line and so could smuggle in a second request.
+    """
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    if not path or any(not line.isprintable() for line in lines) or " " in path:
+        raise ValueError(f"request line or header with a control character or a space: {method} {path!r}")
+    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+class EngineConnection:
+    """A connection for one request at a time; the slot's owner is its only user.
+
+    `next_event` may be cancelled at any time: no event is lost, the next call returns it. Events that arrived before
+    the connection broke are returned before EngineGone is raised.
+    """
+
+    def __init__(self) -> None:
+        self._wire = _Wire()
+
+    async def connect(self, host: str, port: int) -> None:
+        """Open the connection, closing an older one first.
+
+        Raises:
+            EngineGone: nothing accepts connections there.
+        """
+        self.close()
+        self._wire = _Wire()
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: self._wire, host, port)
+        except OSError as error:
+            raise EngineGone(GoneCause.REFUSED, f"connecting to {host}:{port}: {error}") from error
+
+    @property
+    def reusable(self) -> bool:
+        """Whether it can take the next request: open, the last response whole, and the engine keeps it alive."""
+        return self._wire.gone is None and self._wire.transport is not None and not self._wire.in_response
+
+    @property
+    def last_byte_at(self) -> float | None:
+        """When the engine last sent anything on this connection, by the event loop's clock."""
+        return self._wire.last_byte_at
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Body bytes that arrived and were not taken by `next_event` yet."""
+        return self._wire.buffered_bytes
+
+    def send(self, request: bytes) -> None:
+        """Send one request; returns at once, whatever its size.
+
+        Raises:
+            EngineGone: the connection is closed; nothing was sent.
+            RuntimeError: the response before has not ended (a bug of the caller).
+        """
+        self._wire.send(request)
+
+    async def next_event(self) -> Event:
+        """Return what comes next of the response.
+
+        Raises:
+            EngineGone: the connection ended before the response did.
+        """
+        wire = self._wire
+        while not wire.events:
+            if wire.gone is not None:
+                raise EngineGone(wire.gone.cause, wire.gone.detail)
+            await wire.wait()
+        return wire.take()
+
+    def close(self) -> None:
+        """Close at once: for a request in progress this is the cancel. Closing again does nothing."""
+        self._wire.abandon(GoneCause.CANCELLED, "we closed the connection")
+
+
+class _Wire(asyncio.Protocol):
+    """The connection as the event loop sees it: bytes in, events out. It lives as long as one TCP connection."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.events: deque[Event] = deque()
+        self.gone: EngineGone | None = None
+        self.in_response = False  # from sending a request until its response has ended
+        self.last_byte_at: float | None = None
+        self.buffered_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._head_bytes = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._has_head = False
+        self._is_interim = False
+
+    # --- the caller's side
+
+    def send(self, request: bytes) -> None:
+        if self.gone is not None or self.transport is None:
+            raise self.gone or EngineGone(GoneCause.CLOSED, "the connection was never opened")
+        if self.in_response:
+            raise RuntimeError("a request is in progress on this connection")
+        self.in_response = True
+        self.transport.write(request)
+
+    async def wait(self) -> None:
+        """Return once there may be an event or an end; only one task waits at a time."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take(self) -> Event:
+        event = self.events.popleft()
+        if isinstance(event, Data):
+            self.buffered_bytes -= len(event.data)
+        return event
+
+    def abandon(self, cause: GoneCause, detail: str) -> None:
+        """Close for good; the first reason stays."""
+        if self.gone is None:
+            self.gone = EngineGone(cause, detail)
+        if self.transport is not None:
+            self.transport.abort()
+        self._wake()
+
+    # --- the event loop's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # a TCP connection's is one
+        self.transport = transport
+        if self.gone is not None:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self.gone is not None:
+            return
+        self.last_byte_at = asyncio.get_running_loop().time()
+        if not self._has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._break_off(f"{error.__class__.__name__}: {error}")
+        self._flush_body()
+        if self.in_response and not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._break_off(f"a response head of more than {MAX_HEAD_BYTES} bytes")
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.gone is None and self.in_response and self._has_head and exc is None and self._ends_by_close():
+            self.in_response = False
+            self.events.append(EndOfResponse(proven=False))
+        how = f"closed by the engine{f' ({exc})' if exc else ''}"
+        if self.in_response and self._head_bytes:
+            self.abandon(GoneCause.TRUNCATED, f"{how} inside a response")
+        else:
+            self.abandon(GoneCause.CLOSED, how)
+
+    # --- the parser's side
+
+    def on_message_begin(self) -> None:
+        if not self.in_response:
+            raise httptools.HttpParserError("a response that no request asked for")
+        self._headers, self._has_head = [], False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:  # else it is a trailer
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._is_interim = status < FIRST_FINAL_STATUS
+        if not self._is_interim:
+            self._has_head = True
+            self.events.append(ResponseHead(status, tuple(self._headers)))
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_interim:
+            return
+        self._flush_body()
+        self.in_response, self._has_head, self._head_bytes = False, False, 0
+        self.events.append(EndOfResponse(proven=True))
+        unsent = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        if unsent or not self._parser.should_keep_alive():
+            self._retire()
+
+    # --- inside
+
+    def _retire(self) -> None:
+        """End the connection after a whole response; what comes later is of no interest."""
+        self.gone = EngineGone(GoneCause.CLOSED, "the engine does not keep the connection alive")
+        if self.transport is not None:
+            self.transport.close()
+
+    def _break_off(self, detail: str) -> None:
+        """Give up on an engine that breaks the protocol; an end it announced in the same breath is not believed."""
+        if self.events and isinstance(self.events[-1], EndOfResponse):
+            self.events.pop()
+        self.gone = EngineGone(GoneCause.PROTOCOL, detail)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _ends_by_close(self) -> bool:
+        names = {name.lower() for name, _ in self._headers}
+        return b"content-length" not in names and not self._is_chunked()
+
+    def _is_chunked(self) -> bool:
+        codings = [value.lower() for name, value in self._headers if name.lower() == b"transfer-encoding"]
+        return bool(codings) and codings[-1].rpartition(b",")[2].strip() == b"chunked"
+
+    def _flush_body(self) -> None:
+        if self._body:
+            data = b"".join(self._body)
+            self._body.clear()
+            self.buffered_bytes += len(data)
+            self.events.append(Data(data))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
