@@ -24,7 +24,7 @@ def allocatable_bytes() -> int:
 
 def _wired_limit_bytes() -> int | None:
     try:
-        answer = subprocess.run(  # noqa: S603: a fixed command without input from anyone
+        answer = subprocess.run(  # noqa: S603 - a fixed command without input from anyone
             ["/usr/sbin/sysctl", "-n", WIRED_LIMIT_SYSCTL],
             capture_output=True,
             text=True,

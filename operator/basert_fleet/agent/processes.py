@@ -113,7 +113,7 @@ class Child:
     async def gone(self) -> None:
         """Return once the process, its whole group and its stray children no longer exist."""
         await asyncio.shield(self.exited)
-        while _group_exists(self.pid) or any(_exists(stray) for stray in self._strays):
+        while _group_exists(self.pid) or any(_exists(stray) for stray in self._strays):  # noqa: ASYNC110 - no event
             await asyncio.sleep(GROUP_POLL_SECONDS)
 
     async def end(self, *, drain_seconds: float) -> None:

@@ -1,0 +1,362 @@
+"""One request at one engine process: sent, read, and proven to have ended.
+
+This is the only code that sends an engine anything that generates: leases, canaries, scrubs and calibration all pass
+through here. It performs what `core.settle` decides; what the response means is left to the sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from basert_fleet.core.calibration import Probe
+from basert_fleet.core.settle import SettlePolicy, Settling, Slots, Step
+from basert_fleet.engine.connection import Data, EndOfResponse, EngineConnection, EngineGone, Event, ResponseHead
+from basert_fleet.engine.probes import ProbeClient, SlotsAbsent
+
+FIRST_BYTE_SECONDS = 10.0
+"""Chosen: an engine that took a request shows it in /slots far sooner; only one that shows nothing is given up."""
+SILENCE_SECONDS = 10.0
+"""Chosen: a response that stopped while /slots says idle will not go on."""
+PROBE_SECONDS = 1.0
+"""How long one question to /slots may take before it counts as silence."""
+WATCH_FIRST_SECONDS, WATCH_LATER_SECONDS = 0.25, 5.0
+"""How soon a silent engine is looked at, and how often at most while it keeps silent (doubling between)."""
+SETTLE_FIRST_SECONDS, SETTLE_LATER_SECONDS = 0.002, 0.1
+"""The same once a proof of idle is what everything waits for: it is on the way of the next request."""
+
+
+class Process(Protocol):
+    """What a generation needs of the process it runs on."""
+
+    exited: asyncio.Future[int]
+
+    def kill_group(self) -> None:
+        """End the whole process group at once."""
+
+    def stopped(self) -> bool:
+        """Say whether the process was halted by a signal."""
+
+    def describe_exit(self) -> str:
+        """Say how the process ended."""
+
+
+class Journal(Protocol):
+    """Where it is recorded that a process may be busy."""
+
+    def sent(self) -> None:
+        """Record that a generation is about to be sent."""
+
+    def settled(self) -> None:
+        """Record that it is proven to have ended."""
+
+
+class Sink(Protocol):
+    """Takes a response as it arrives. It must not fail: what it makes of a bad response is its own finding."""
+
+    def head(self, head: ResponseHead) -> None:
+        """Take status and headers."""
+
+    def data(self, data: bytes) -> None:
+        """Take a piece of the body."""
+
+
+class Ended(StrEnum):
+    """How a generation ended, whatever became of its slot."""
+
+    COMPLETE = "complete"
+    """The response came to its own end."""
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    """Its deadline passed."""
+    SWALLOWED = "swallowed"
+    """The engine took it and never began."""
+    LOST = "lost"
+    """The process died, cut the response short, broke the protocol or fell silent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What is known once a generation is over. Unless `idle_proven`, its process group has been killed."""
+
+    ended: Ended
+    detail: str
+    """For a person: why it did not complete."""
+    idle_proven: bool
+    after: Probe | None
+    """The probe that proved it; None if none did."""
+    first_byte_at: float | None
+    sent_at: float
+    over_at: float
+    """When the response ended or its connection was closed: the engine is not known to be idle yet."""
+
+
+@dataclass(slots=True)
+class EngineLine:
+    """The connections to one process, and what was last seen of its slot."""
+
+    host: str
+    port: int
+    connection: EngineConnection
+    probes: ProbeClient
+    slots: Slots = Slots.PRESENT
+    last_probe: Probe | None = None
+    probed_at: float = 0.0
+
+    async def ask(self) -> Probe | None:
+        """Ask the slot for its counters; None if it keeps silent or has none."""
+        if self.slots is Slots.ABSENT:
+            return None
+        try:
+            return await self.probes.slots(PROBE_SECONDS)
+        except SlotsAbsent:
+            self.slots = Slots.ABSENT
+            return None
+
+    def remember(self, probe: Probe | None) -> None:
+        """Keep what an idle slot was last seen to show."""
+        self.last_probe, self.probed_at = probe, asyncio.get_running_loop().time()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.connection.close()
+        self.probes.close()
+
+
+class Generation:
+    """One request, from its first byte until its end is proven or its process killed.
+
+    However `run` ends, the slot is then proven idle or the process group dead; a run that is cut short kills the group.
+    """
+
+    def __init__(
+        self,
+        line: EngineLine,
+        process: Process,
+        journal: Journal,
+        *,
+        request: bytes,
+        timeout_seconds: float,
+        settle_seconds: float,
+        sink: Sink,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._line, self._process, self._journal = line, process, journal
+        self._request, self._sink = request, sink
+        self._settle_seconds = settle_seconds
+        self._settling = Settling(SettlePolicy(settle_seconds, line.slots), line.last_probe)
+        self._step = Step.WAIT
+        self._sent_at = self._loop.time()
+        self._deadline = self._sent_at + timeout_seconds
+        self._quiet_since = self._sent_at
+        self._first_byte_at: float | None = None
+        self._over_at: float | None = None
+        self._after: Probe | None = None
+        self._ended: Ended | None = None
+        self._detail = ""
+        self._watchdog_fired = False
+        self._probing: asyncio.Task[Probe | None] | None = None
+        self._probe_asked_at = 0.0
+        self._probe_pause = WATCH_FIRST_SECONDS
+        self._next_probe = self._sent_at + WATCH_FIRST_SECONDS
+        self._alarm: asyncio.Timeout | None = None
+
+    def cancel(self) -> None:
+        """Ask for an early end; `run` goes on until the slot is settled. Too late it does nothing."""
+        self._give_up(Ended.CANCELLED, "cancelled")
+
+    async def run(self) -> Execution:
+        """Send the request and return once its end is proven or its process group was killed."""
+        self._process.exited.add_done_callback(self._wake)
+        try:
+            await self._send()
+            while self._step not in (Step.IDLE, Step.KILL):
+                await self._advance()
+        except BaseException:
+            self._process.kill_group()
+            raise
+        finally:
+            self._process.exited.remove_done_callback(self._wake)
+            if self._probing is not None:
+                self._probing.cancel()
+        return self._conclude()
+
+    def _conclude(self) -> Execution:
+        proven = self._step is Step.IDLE
+        if proven:
+            self._journal.settled()
+            self._line.remember(self._after)
+        else:
+            self._process.kill_group()
+            self._line.close()
+        return Execution(
+            ended=self._ended or Ended.LOST,
+            detail=self._detail,
+            idle_proven=proven,
+            after=self._after if proven else None,
+            first_byte_at=self._first_byte_at,
+            sent_at=self._sent_at,
+            over_at=self._over_at if self._over_at is not None else self._loop.time(),
+        )
+
+    async def _send(self) -> None:
+        try:
+            if not self._line.connection.reusable:
+                await self._line.connection.connect(self._line.host, self._line.port)
+            self._journal.sent()
+            self._sent_at = self._loop.time()
+            self._line.connection.send(self._request)
+        except EngineGone as gone:
+            self._kill(Ended.LOST, str(gone))
+
+    async def _advance(self) -> None:
+        """Do one thing: close, look at the limits, or wait for whatever comes next."""
+        if self._step is Step.CLOSE:
+            self._line.connection.close()
+            self._over(self._loop.time())
+            return
+        self._enforce_limits(self._loop.time())
+        self._take_probe()
+        if self._step is not Step.WAIT:
+            return
+        self._start_probe(self._loop.time())
+        event = await self._next_event(self._next_wake())
+        if event is not None:
+            self._take(event)
+
+    # --- the response
+
+    async def _next_event(self, until: float) -> Event | None:
+        """Return what the engine says next, or None once `until` has passed or something else wants attention."""
+        try:
+            async with asyncio.timeout_at(until) as self._alarm:
+                if self._over_at is None:
+                    return await self._line.connection.next_event()
+                await asyncio.Event().wait()
+        except TimeoutError:
+            pass
+        except EngineGone as gone:
+            self._lost(str(gone))
+        finally:
+            self._alarm = None
+        return None
+
+    def _wake(self, _: object = None) -> None:
+        if self._alarm is not None and not self._alarm.expired():
+            self._alarm.reschedule(self._loop.time())
+
+    def _take(self, event: Event) -> None:
+        now = self._loop.time()
+        self._quiet_since = now
+        self._probe_pause, self._next_probe = WATCH_FIRST_SECONDS, now + WATCH_FIRST_SECONDS
+        match event:
+            case ResponseHead():
+                self._first_byte_at = now
+                self._step = self._settling.head_seen()
+                if self._ended is None:
+                    self._sink.head(event)
+            case Data(data=data):
+                if self._ended is None:
+                    self._sink.data(data)
+            case EndOfResponse(proven=True):
+                self._end(Ended.COMPLETE, "")
+                self._over_at = now
+                self._step = self._settling.end_mark(now)
+                self._hurry(now)
+            case EndOfResponse():
+                self._lost("the engine closed the connection without marking the end of its response")
+
+    # --- what ends it early
+
+    def _end(self, ended: Ended, detail: str) -> None:
+        """Note how it ended; the first word counts."""
+        if self._ended is None:
+            self._ended, self._detail = ended, detail
+
+    def _give_up(self, ended: Ended, detail: str) -> None:
+        if self._ended is None and self._step is Step.WAIT:
+            self._end(ended, detail)
+            self._step = self._settling.cancel()
+            self._hurry(self._loop.time())
+            self._wake()
+
+    def _lost(self, detail: str) -> None:
+        if self._process.exited.done():
+            detail = f"{detail}; the process {self._process.describe_exit()}"
+        self._end(Ended.LOST, detail)
+        self._over(self._loop.time())
+
+    def _over(self, now: float) -> None:
+        if self._over_at is None:
+            self._over_at = now
+        self._step = self._settling.closed(now)
+        self._hurry(now)
+
+    def _kill(self, ended: Ended, detail: str) -> None:
+        self._end(ended, detail)
+        self._step = self._settling.process_died()
+
+    def _enforce_limits(self, now: float) -> None:
+        if self._process.exited.done():
+            self._kill(Ended.LOST, f"the process {self._process.describe_exit()}")
+        elif now >= self._deadline and self._ended is None:
+            self._give_up(Ended.TIMED_OUT, "the request's time was over")
+        elif now >= self._deadline + self._settle_seconds and self._over_at is None:
+            self._kill(Ended.TIMED_OUT, "still not known to have started when its time was over")
+        elif self._first_byte_at is None and now - self._sent_at >= FIRST_BYTE_SECONDS and not self._watchdog_fired:
+            self._watchdog_fired = True
+            self._step = self._settling.first_byte_expired(now)
+
+    def _next_wake(self) -> float:
+        limits = [self._next_probe]
+        if self._ended is None:
+            limits.append(self._deadline)
+        if self._settling.kill_at is not None:
+            limits.append(self._settling.kill_at)
+        return min(limits)
+
+    # --- the slot
+
+    def _hurry(self, now: float) -> None:
+        """Ask /slots at once and often: from here on only a proof of idle is waited for."""
+        self._probe_pause, self._next_probe = SETTLE_FIRST_SECONDS, now
+
+    def _start_probe(self, now: float) -> None:
+        if self._probing is not None or now < self._next_probe or self._line.slots is Slots.ABSENT:
+            return
+        self._probe_asked_at = now
+        self._probing = asyncio.create_task(self._line.ask(), name="probe")
+        self._probing.add_done_callback(self._wake)
+        settling = self._ended is not None
+        self._next_probe = now + self._probe_pause
+        self._probe_pause = min(self._probe_pause * 2, SETTLE_LATER_SECONDS if settling else WATCH_LATER_SECONDS)
+
+    def _take_probe(self) -> None:
+        """Take the answer of a probe that came back; silence is a tick of the clock."""
+        if self._probing is None or not self._probing.done():
+            if self._settling.kill_at is not None and self._loop.time() >= self._settling.kill_at:
+                self._judge_probe(None)
+            return
+        probing, self._probing = self._probing, None
+        self._judge_probe(probing.result())
+        if self._ended is not None and self._step is Step.WAIT:
+            self._next_probe = min(self._next_probe, self._loop.time() + self._probe_pause)
+
+    def _judge_probe(self, probe: Probe | None) -> None:
+        now = self._loop.time()
+        if probe is None and self._process.stopped():
+            self._kill(Ended.LOST, "the process was halted by a signal")
+            return
+        self._step = self._settling.probe(probe, asked_at=self._probe_asked_at, now=now)
+        self._after = probe
+        if self._step is Step.KILL and self._over_at is None:
+            self._end(Ended.SWALLOWED, "the engine took the request and never began to process it")
+        elif probe is not None and not probe.is_processing and self._fell_silent(now):
+            self._lost("the response stopped, and /slots says that nothing runs")
+
+    def _fell_silent(self, now: float) -> bool:
+        """Say whether a begun response has been without a byte for too long, this probe included."""
+        began = self._first_byte_at is not None and self._over_at is None
+        return began and min(now, self._probe_asked_at) - self._quiet_since >= SILENCE_SECONDS
