@@ -1,0 +1,426 @@
+"""Which waiting request runs on which offered slot of one pool, and which request is refused.
+
+Decided here: places, priority, fairness, deadlines, and that a slot never has two leases. Left to others: whether an
+attempt was good (`delivery`), whether a slot is clean (its agent, who then offers it), and all doing: each call returns
+the effects that the caller must perform, in order.
+
+A request is in exactly one place until it is over::
+
+    enqueue -> WAITING -> LEASED -> DECIDING -> finished
+                  ^          |          |
+                  +----------+----------+
+                 refused, Retake      retry
+
+A slot is offered, leased, or out of use. Only a newer offer brings it (back) into use (C02, C29).
+
+Who is next: first the class, then the tenant in it, then the tenant's first request.
+
+- The class: the highest, where a class counts one higher for each AGING_SECONDS that have passed since the oldest of
+  its requests that could run now arrived, up to the highest. Classes that count the same take turns, so that an old backlog
+  of low requests gets a share of the slots and not all of them. A class rises as a whole: if each request rose alone, a
+  tenant with many old requests would overtake the fresh ones of others, and fairness would be lost wherever requests
+  are long.
+- The tenant: see `fairness`.
+- Requests that may not run on any idle slot are skipped; they keep their place.
+
+`now` is the caller's monotonic clock in seconds and must never go back. Each call costs O(tenants + slots + log
+requests) per request that it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+from typing import TypeAlias
+
+from basert_fleet.core.epoch import Epoch
+from basert_fleet.core.fairness import Ledger
+from basert_fleet.core.slots import Lease, OfferKind, Slots
+from basert_fleet.core.waiting import Exclusion, Limits, Place, Priority, Request, WaitingRequests
+
+__all__ = [
+    "Assign",
+    "CancelLease",
+    "Dispatch",
+    "Effect",
+    "Exclusion",
+    "LeaseLost",
+    "Limits",
+    "Priority",
+    "Refusal",
+    "Refuse",
+    "Request",
+    "Retake",
+    "Snapshot",
+]
+
+ACCEPT_SECONDS = 2.0
+"""Within this a lease is accepted or the request runs elsewhere (design, section 3). It is no proof about the slot."""
+AGING_SECONDS = 30.0
+"""Waiting that lifts a class by one: low competes with high after a minute, a fifth of the usual waiting limit."""
+FIRST_SERVICE_SECONDS = 10.0
+"""Assumed length of a lease before the first one ended; only Retry-After depends on it."""
+SERVICE_SMOOTHING = 0.2
+"""Weight of the latest lease in the mean length: about the last ten leases count."""
+RETRY_AFTER_SECONDS = (1, 120)
+"""Bounds of Retry-After (design, section 6)."""
+
+
+class Refusal(StrEnum):
+    """Why a request is refused: the code of its error."""
+
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    NO_CAPACITY = "no_capacity"
+    REQUEST_TIMEOUT = "request_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Send the request to this worker, as the lease of this epoch."""
+
+    request_id: str
+    worker: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the request with this error; it is over here."""
+
+    request_id: str
+    code: Refusal
+    retry_after_seconds: int | None
+    """None where waiting alone does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelLease:
+    """Tell the agent that nobody wants this lease's response any more. The slot stays out of use."""
+
+    worker: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Retake:
+    """The agent did not accept this lease in time: the request waits again. Ignore what still comes of the lease."""
+
+    request_id: str
+    worker: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The lease is gone without an end. Decide about the request: `retry` or `finished`."""
+
+    request_id: str
+    worker: str
+    epoch: Epoch
+
+
+Effect: TypeAlias = Assign | Refuse | CancelLease | Retake | LeaseLost
+Effects: TypeAlias = tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One pool's queue and slots at one moment; all but the two counters is derived from what is there."""
+
+    queued: Mapping[tuple[Priority, str], int]
+    """By class and tenant; only where somebody waits."""
+    queued_bytes: int
+    oldest_seconds: float
+    """How long ago the first of those who wait arrived; 0 when nobody waits."""
+    in_flight: int
+    """Leased slots, until they have ended."""
+    deciding: int
+    """Requests whose lease is over and whose fate is open."""
+    idle: int
+    lease_violations: int
+    """Offers by another incarnation for a worker that is still leased. They were refused; taking one would have put two
+    leases on one slot."""
+    stale: int
+    """Messages of an epoch that is over, dropped."""
+
+    @property
+    def queued_requests(self) -> int:
+        """How many wait."""
+        return sum(self.queued.values())
+
+    @property
+    def demand(self) -> int:
+        """How many slots would be busy if there were enough."""
+        return self.queued_requests + self.in_flight + self.deciding
+
+
+class Dispatch:
+    """One pool's queue and slots.
+
+    Each call returns what must be done because of it. Calls about requests that are not known (any more) do nothing,
+    for a client may leave at any moment.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        """May be replaced at any time; holds for requests that come later."""
+        self._waiting = WaitingRequests()
+        self._slots = Slots()
+        self._deciding: dict[str, Place] = {}
+        self._ledgers = {priority: Ledger() for priority in Priority}
+        self._last_turn = dict.fromkeys(Priority, -1)
+        self._turns = 0
+        self._arrivals = 0
+        self._possible = True
+        self._service_seconds = FIRST_SERVICE_SECONDS
+        self._lease_violations = 0
+        self._stale = 0
+
+    def enqueue(self, request: Request, now: float) -> Effects:
+        """Take a new request: assign it, let it wait, or refuse it.
+
+        One that an idle slot can take at once is never refused for a full queue.
+
+        Raises:
+            ValueError: a request of this id is not over yet.
+        """
+        if request.id in self._waiting or request.id in self._deciding or self._slots.lease_of(request.id):
+            raise ValueError(f"request {request.id} is already here")
+        effects = self._conclude((), now)  # frees the room of those whose time is over
+        if self._possible and not self._slots.idle_count and self._is_full_for(request):
+            return *effects, Refuse(request.id, Refusal.QUEUE_FULL, self._retry_after())
+        self._arrivals += 1
+        asked = self.limits.max_wait_seconds if request.max_wait_seconds is None else request.max_wait_seconds
+        expires = min(now + min(asked, self.limits.max_wait_seconds), request.deadline)
+        self._wait(Place(request, self._arrivals, now, expires), now)
+        return self._conclude(effects, now)
+
+    def offer(self, worker: str, epoch: Epoch, now: float) -> Effects:
+        """Take a slot into use. A newer offer ends an older lease of that slot; an older one is dropped."""
+        effects: Effects = ()
+        match self._slots.judge_offer(worker, epoch):
+            case OfferKind.STALE:
+                self._stale += 1
+            case OfferKind.FOREIGN:
+                self._lease_violations += 1
+            case OfferKind.VALID:
+                effects = self._lose(worker, now)
+                self._slots.put_idle(worker, epoch)
+        return self._conclude(effects, now)
+
+    def withdraw(self, worker: str, epoch: Epoch, now: float) -> Effects:
+        """Take an offer back. A lease that crossed this on its way will be refused by the agent, and is left alone."""
+        if not self._slots.withdraw(worker, epoch):
+            self._stale += 1
+        return self._conclude((), now)
+
+    def accepted(self, request_id: str, epoch: Epoch, now: float) -> Effects:
+        """Note that the agent took the lease: from now on no timer ends it (C29)."""
+        lease = self._lease(request_id, epoch)
+        if lease is not None:
+            self._slots.accept(lease)
+        return self._conclude((), now)
+
+    def refused(self, request_id: str, epoch: Epoch, now: float) -> Effects:
+        """Put the request back to its place: the lease came too late for its offer, and was no attempt."""
+        lease = self._lease(request_id, epoch)
+        if lease is not None:
+            self._put_back(lease, now)
+        return self._conclude((), now)
+
+    def slot_ended(self, worker: str, epoch: Epoch, now: float) -> Effects:
+        """Note that the slot is done with its lease: charge the tenant; the slot is out of use until offered anew.
+
+        The request, unless it was given up before, now awaits `retry` or `finished`. Told twice is fine.
+        """
+        lease = self._slots.lease_on(worker)
+        if lease is not None and lease.epoch == epoch:
+            self._end(lease, now)
+        elif not self._slots.is_current(worker, epoch):
+            self._stale += 1
+        return self._conclude((), now)
+
+    def retry(self, request_id: str, exclude: frozenset[Exclusion], now: float) -> Effects:
+        """Let a request whose lease is over run again, in its old place, away from these (worker, generation).
+
+        Earlier exclusions stay. It is never refused for a full queue, and waits as long as its total time allows.
+
+        Raises:
+            ValueError: the request still waits or is leased.
+        """
+        if request_id in self._waiting or self._slots.lease_of(request_id):
+            raise ValueError(f"request {request_id} cannot be retried before its lease is over")
+        place = self._deciding.pop(request_id, None)
+        if place is not None:
+            self._wait(place.for_retry(exclude), now)
+        return self._conclude((), now)
+
+    def finished(self, request_id: str, now: float) -> Effects:
+        """Forget a request, whatever became of it. A slot that it holds stays taken until `slot_ended`."""
+        self._give_up(request_id, now)
+        return self._conclude((), now)
+
+    def cancel(self, request_id: str, now: float) -> Effects:
+        """Forget a request whose client is gone; its lease is cancelled, its slot taken until `slot_ended` (C03)."""
+        lease = self._give_up(request_id, now)
+        return self._conclude((CancelLease(lease.worker, lease.epoch),) if lease else (), now)
+
+    def agent_lost(self, workers: Iterable[str], now: float) -> Effects:
+        """Forget these workers: their agent is gone. Their leases are lost; a new agent may offer them."""
+        effects: Effects = ()
+        for worker in workers:
+            effects += self._lose(worker, now)
+            self._slots.forget(worker)
+        return self._conclude(effects, now)
+
+    def capacity(self, *, possible: bool, now: float) -> Effects:
+        """Say whether the pool can have a slot at all. While it cannot, all who wait and all who come are refused."""
+        self._possible = possible
+        return self._conclude((), now)
+
+    def tick(self, now: float) -> Effects:
+        """Do what is due by now."""
+        return self._conclude((), now)
+
+    def next_wake(self) -> float | None:
+        """Return when `tick` has something to do next if nothing else happens; None if never."""
+        times = (self._waiting.next_expiry(), self._slots.next_overdue())
+        return min((time for time in times if time is not None), default=None)
+
+    def snapshot(self, now: float) -> Snapshot:
+        """Return what there is."""
+        oldest = self._waiting.oldest_arrival()
+        return Snapshot(
+            queued=self._waiting.counts(),
+            queued_bytes=self._waiting.size_bytes,
+            oldest_seconds=0.0 if oldest is None else now - oldest,
+            in_flight=self._slots.lease_count,
+            deciding=len(self._deciding),
+            idle=self._slots.idle_count,
+            lease_violations=self._lease_violations,
+            stale=self._stale,
+        )
+
+    # What every call ends with. Then nothing is overdue, and no idle slot could run a request that waits.
+
+    def _conclude(self, effects: Effects, now: float) -> Effects:
+        return *effects, *self._take_back(now), *self._expire(now), *self._dismiss(now), *self._assign(now)
+
+    def _take_back(self, now: float) -> Iterator[Effect]:
+        for lease in self._slots.overdue(now):
+            self._put_back(lease, now)
+            if lease.wanted:
+                yield CancelLease(lease.worker, lease.epoch)
+                yield Retake(lease.place.request.id, lease.worker, lease.epoch)
+
+    def _expire(self, now: float) -> Iterator[Effect]:
+        for place in self._waiting.take_expired(now):
+            request = place.request
+            self._leave(request, now)
+            if now >= request.deadline:
+                yield Refuse(request.id, Refusal.REQUEST_TIMEOUT, None)
+            else:
+                yield Refuse(request.id, Refusal.QUEUE_TIMEOUT, self._retry_after())
+
+    def _dismiss(self, now: float) -> Iterator[Effect]:
+        if self._possible:
+            return
+        for request_id in self._waiting.ids():
+            self._give_up(request_id, now)
+            yield Refuse(request_id, Refusal.NO_CAPACITY, None)
+
+    def _assign(self, now: float) -> Iterator[Effect]:
+        while self._slots.idle_count and (place := self._next(now)) is not None:
+            request = place.request
+            self._waiting.remove(request.id)
+            lease = self._slots.lease(place, accept_by=now + ACCEPT_SECONDS)
+            self._ledgers[request.priority].start(request.tenant, request.id, request.weight, now)
+            self._turns += 1
+            self._last_turn[request.priority] = self._turns
+            yield Assign(request.id, lease.worker, lease.epoch)
+
+    def _next(self, now: float) -> Place | None:
+        """Return who is next of those that an idle slot can run."""
+        runnable = {p: tuple(self._waiting.heads(p, self._slots.can_run)) for p in Priority}
+        heads = {priority: places for priority, places in runnable.items() if places}
+        if not heads:
+            return None
+
+        def turn(priority: Priority) -> tuple[int, int]:
+            oldest_seconds = now - min(place.arrived for place in heads[priority])
+            return max(Priority.HIGH, priority - int(oldest_seconds // AGING_SECONDS)), self._last_turn[priority]
+
+        ledger = self._ledgers[chosen := min(heads, key=turn)]
+        return min(heads[chosen], key=lambda place: (ledger.rank(place.request.tenant, now), place.number))
+
+    # How a request or a lease moves; each move has one method.
+
+    def _wait(self, place: Place, now: float) -> None:
+        request = place.request
+        waiting = self._waiting.tenants(request.priority)
+        if request.tenant not in waiting:
+            self._ledgers[request.priority].join(request.tenant, request.weight, waiting, now)
+        self._waiting.add(place)
+
+    def _leave(self, request: Request, now: float) -> None:
+        """Follows each loss of a request or lease: its tenant may have nothing left here."""
+        self._ledgers[request.priority].leave(request.tenant, self._waiting.tenants(request.priority), now)
+
+    def _give_up(self, request_id: str, now: float) -> Lease | None:
+        """Forget the request; return the lease that still holds its slot."""
+        self._deciding.pop(request_id, None)
+        place = self._waiting.remove(request_id)
+        if place is not None:
+            self._leave(place.request, now)
+        lease = self._slots.lease_of(request_id)
+        if lease is not None:
+            self._slots.unwant(lease)
+        return lease
+
+    def _end(self, lease: Lease, now: float) -> None:
+        request = lease.place.request
+        self._slots.end(lease)
+        seconds = self._ledgers[request.priority].end(request.tenant, request.id, now)
+        self._service_seconds += SERVICE_SMOOTHING * (seconds - self._service_seconds)
+        if lease.wanted:
+            self._deciding[request.id] = lease.place
+        self._leave(request, now)
+
+    def _lose(self, worker: str, now: float) -> Effects:
+        lease = self._slots.lease_on(worker)
+        if lease is None:
+            return ()
+        self._end(lease, now)
+        return (LeaseLost(lease.place.request.id, worker, lease.epoch),) if lease.wanted else ()
+
+    def _put_back(self, lease: Lease, now: float) -> None:
+        """Let a request wait again whose lease never reached a process; its slot is in doubt and so out of use."""
+        request = lease.place.request
+        self._slots.end(lease)
+        self._ledgers[request.priority].void(request.tenant, request.id)
+        if lease.wanted:
+            self._wait(lease.place, now)
+        self._leave(request, now)
+
+    def _lease(self, request_id: str, epoch: Epoch) -> Lease | None:
+        """Return the request's lease if it is of this epoch; else the message was stale."""
+        lease = self._slots.lease_of(request_id)
+        if lease is not None and lease.epoch == epoch:
+            return lease
+        self._stale += 1
+        return None
+
+    def _is_full_for(self, request: Request) -> bool:
+        return (
+            len(self._waiting) >= self.limits.max_requests
+            or self._waiting.size_bytes + request.size_bytes > self.limits.max_bytes
+        )
+
+    def _retry_after(self) -> int:
+        """Estimate when the queue of now has been worked off."""
+        least, most = RETRY_AFTER_SECONDS
+        seconds = self._service_seconds * (len(self._waiting) + 1) / max(1, len(self._slots))
+        return min(max(least, ceil(seconds)), most)

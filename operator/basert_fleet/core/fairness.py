@@ -1,0 +1,138 @@
+"""Who of a class's tenants is next: the one that has had the fewest slot-seconds for its weight.
+
+This is fair queueing in virtual time instead of deficit round robin. A generation's cost is known only after it ran,
+and several run at once; a round robin would have to guess quanta and correct them, while here an account simply grows
+as its leases run, and the lowest account goes next. An account's figures are virtual seconds: slot-seconds, prefill
+included, divided by the weight.
+
+Accounts only mean something relative to each other. The reference is the *level*, which never falls: it follows the
+lowest account among those who wait. While nobody waits, nobody takes anything from anyone, and it follows the busiest.
+Whoever starts to wait
+
+- and was away, joins at the level: absence earns nothing; but what it owes above the level stays, so that leaving and
+  coming back resets nothing (a reset lets a tenant of long requests take 98 % of a slot);
+- and still has leases running, keeps what it is owed too, for between two short requests everybody has nothing waiting
+  for a moment;
+
+both within MAX_IMBALANCE_SECONDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+MAX_IMBALANCE_SECONDS = 600.0
+"""Slot-seconds (for weight 1) that a tenant can owe or be owed when it starts to wait.
+
+One lease of the default request timeout: less would forgive a tenant of long requests what it has just taken, more
+would let one that used little all day shut the others out for longer than a request may last.
+"""
+ADVANCE_SECONDS = 1.0
+"""What a lease counts at least while it runs, when tenants are compared.
+
+Without it all slots that come free at one instant would go to one tenant, as no time has passed between the decisions.
+Chosen well below a usual generation; what was not used is not charged.
+"""
+MAX_DEBTORS = 1000
+"""Absent tenants whose debt is remembered, the one longest away is forgotten first. Chosen: more than use one pool."""
+DEBT_MEMORY_SECONDS = 600.0
+"""How long the debt of an absent tenant is remembered: as long as the largest one takes to work off on one slot."""
+
+
+@dataclass(slots=True)
+class _Running:
+    since: float
+    weight: float
+
+
+@dataclass(slots=True)
+class _Account:
+    """A tenant's virtual seconds: those of ended leases, and those that grow with each running one."""
+
+    ended: float
+    running: dict[str, _Running] = field(default_factory=dict)
+    absent_since: float = 0.0
+    """Holds only for an absent tenant."""
+
+    def at(self, now: float, at_least: float = 0.0) -> float:
+        """Return the account's figure, each running lease counted with at least so many slot-seconds."""
+        return self.ended + sum(max(at_least, now - run.since) / run.weight for run in self.running.values())
+
+
+class Ledger:
+    """The accounts of one class's tenants.
+
+    Who waits is the queue's knowledge and is passed in as `waiting`. A tenant without requests has an account only
+    while it owes something: bounded by MAX_DEBTORS and DEBT_MEMORY_SECONDS.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[str, _Account] = {}
+        self._absent: dict[str, _Account] = {}  # the longest away first
+        self._level = 0.0
+
+    def __len__(self) -> int:
+        return len(self._present) + len(self._absent)
+
+    def join(self, tenant: str, weight: float, waiting: Collection[str], now: float) -> None:
+        """Let a tenant that does not wait yet start to wait; to be told before it counts as waiting."""
+        self._forget_old_debts(now)
+        level = self._update_level(waiting, now)
+        most = MAX_IMBALANCE_SECONDS / weight
+        account = self._present.get(tenant)
+        if account is None:
+            account = self._present[tenant] = self._absent.pop(tenant, _Account(level))
+            lowest = level
+        else:
+            lowest = level - most
+        figure = account.at(now)
+        account.ended += min(max(figure, lowest), level + most) - figure
+
+    def leave(self, tenant: str, waiting: Collection[str], now: float) -> None:
+        """Let a tenant go unless it still waits or has leases; one that is gone already is fine."""
+        account = self._present.get(tenant)
+        if account is None or account.running or tenant in waiting:
+            return
+        level = self._update_level(waiting, now)
+        del self._present[tenant]
+        if account.ended > level:
+            account.absent_since = now
+            self._absent[tenant] = account
+        self._forget_old_debts(now)
+
+    def start(self, tenant: str, lease: str, weight: float, now: float) -> None:
+        """Charge the tenant from now on for this lease."""
+        self._present[tenant].running[lease] = _Running(now, weight)
+
+    def end(self, tenant: str, lease: str, now: float) -> float:
+        """Close a lease's account; return its slot-seconds. `leave` may follow."""
+        account = self._present[tenant]
+        run = account.running.pop(lease)
+        seconds = now - run.since
+        account.ended += seconds / run.weight
+        return seconds
+
+    def void(self, tenant: str, lease: str) -> None:
+        """Charge nothing for a lease that never reached its process. `leave` may follow."""
+        del self._present[tenant].running[lease]
+
+    def rank(self, tenant: str, now: float) -> float:
+        """Return the figure by which present tenants are compared; the lowest is next."""
+        return self._present[tenant].at(now, ADVANCE_SECONDS)
+
+    def _update_level(self, waiting: Collection[str], now: float) -> float:
+        if waiting:
+            reached = min(self._present[tenant].at(now) for tenant in waiting)
+        else:
+            reached = max((account.at(now) for account in self._present.values()), default=self._level)
+        self._level = max(self._level, reached)
+        return self._level
+
+    def _forget_old_debts(self, now: float) -> None:
+        while self._absent:
+            longest_away = next(iter(self._absent))
+            is_old = now - self._absent[longest_away].absent_since >= DEBT_MEMORY_SECONDS
+            if not is_old and len(self._absent) <= MAX_DEBTORS:
+                return
+            del self._absent[longest_away]
