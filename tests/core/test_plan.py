@@ -137,6 +137,12 @@ def test_a_stopped_worker_stays_listed_until_it_is_known_to_have_stopped() -> No
     assert plan([a_pool(replicas=2, resources=memory)], nodes, gone).workers[1].spec.state is WorkerState.RUNNING
 
 
+def test_a_worker_that_should_run_is_never_dropped() -> None:
+    """Only a worker that was to stop leaves the set, whatever its agent says of one that should run."""
+    views = [replace(view, ready=False, stopped=True) for view in settled([a_pool(replicas=2)], [mac()])]
+    assert running(plan([a_pool(replicas=2)], [mac()], views)) == ["qwen-0", "qwen-1"]
+
+
 def test_a_pool_at_zero_or_gone_stops_all_its_workers() -> None:
     """At zero replicas, or without its document, a pool keeps no worker."""
     views = settled([a_pool(replicas=2)], [mac()])
@@ -306,6 +312,20 @@ class PlansStayInBounds(RuleBasedStateMachine):
     @rule(data=st.data())
     def an_agent_acts(self, data: st.DataObject) -> None:
         self.fleet.act(data.draw(st.sampled_from(sorted(self.fleet.workers))))
+
+    @precondition(lambda self: self.fleet.workers)
+    @rule()
+    def all_agents_catch_up(self) -> None:
+        while sum(self.fleet.act(name) for name in self.fleet.workers):
+            pass
+
+    @precondition(lambda self: self.fleet.workers)
+    @rule(path=st.sampled_from(["/one", "/two"]))
+    def a_rollout_begins(self, path: str) -> None:
+        self.fleet.pools = [
+            a_pool(pool.metadata.name, path=path, **pool.spec.model_dump(exclude={"model"}))
+            for pool in self.fleet.pools
+        ]
 
     @precondition(lambda self: self.fleet.workers)
     @rule(data=st.data())
