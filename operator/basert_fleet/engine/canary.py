@@ -1,6 +1,6 @@
 """The requests that the fleet itself sends to an engine: canaries, scrubs and calibration, and what a canary must say.
 
-All are bodies for POST /v1/chat/completions. When one is due, and what its result means, is decided in `core.isolation`.
+All are bodies for POST /v1/chat/completions. When one is due, and what its result means, `core.isolation` decides.
 """
 
 from __future__ import annotations

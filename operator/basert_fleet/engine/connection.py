@@ -79,7 +79,7 @@ class EndOfResponse:
     """The body is over."""
 
     proven: bool
-    """True if Content-Length or the last chunk said so. A body that ends with its connection may as well be cut short."""
+    """True if Content-Length or the last chunk said so; a body that ends with its connection may as well be cut."""
 
 
 Event: TypeAlias = ResponseHead | Data | EndOfResponse
