@@ -1,0 +1,211 @@
+"""A client's request body: what the gateway must know of it, and what the agent changes before it goes to the engine.
+
+Bodies are untrusted and may have tens of megabytes. They are decoded as little as possible, and the engine reads the
+client's own text with one option spliced in; only where the client sent stream_options is the top level written anew.
+Keys that decide how a response is read may not occur twice, for then the engine might act on the one that we did not
+read. What else is wrong with a body, the engine says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from basert_fleet.core.errors import FleetError
+from basert_fleet.engine import multipart
+from basert_fleet.engine.endpoints import ENDPOINTS, Endpoint
+from basert_fleet.engine.toolcalls import NO_TOOLS, ToolSet
+
+JSON_TYPE = "application/json"
+DECISIVE = (
+    "model",
+    "stream",
+    "stream_options",
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "response_format",
+)
+"""Top-level keys on which we and the engine must agree."""
+BYTES_PER_TOKEN = 4
+"""A common rule of thumb. The estimate only serves to notice a prompt that is reported at a fraction of its size."""
+MEDIA_MARKS = (b'"image_url"', b'"input_audio"', b'"input_image"')
+"""Bodies with these carry base64, whose size says nothing about tokens."""
+
+
+class InvalidRequest(FleetError):
+    """A body that cannot be served as it is; the same body will never be."""
+
+    code: ClassVar[str] = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What the gateway decides by."""
+
+    model: str | None
+    """None when the client named none."""
+    stream: bool
+    has_tools: bool
+    has_schema: bool
+    """Whether response_format asks for JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request as the engine gets it, and what the reader of its response must know."""
+
+    endpoint: Endpoint
+    request_id: str
+    body: bytes
+    stream: bool
+    strip_usage: bool
+    """Whether usage is in the stream only because we asked for it."""
+    tools: ToolSet
+    structured: bool
+    """Whether response_format asks for JSON."""
+    expected_prompt_tokens: int | None
+    """A rough estimate, tools included; None where the body's size tells nothing."""
+
+
+def peek(body: bytes, content_type: str) -> Peek:
+    """Read what is needed to place a request.
+
+    Raises:
+        InvalidRequest: it is no JSON object (or form), or a field that is read has the wrong type or occurs twice.
+    """
+    if multipart.is_form(content_type):
+        form = _read_form(body, content_type)
+        return Peek(form.get("model"), stream=False, has_tools=False, has_schema=False)
+    fields = _read_object(body)
+    return Peek(
+        model=_typed(fields, "model", str | None),
+        stream=bool(_typed(fields, "stream", bool | None)),
+        has_tools=_is_filled(fields, "tools") or _is_filled(fields, "functions"),
+        has_schema=_wants_json(fields),
+    )
+
+
+def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TYPE) -> Prepared:
+    """Make a client's request ready for the engine: a stream will tell its usage, everything else stays as it came.
+
+    Raises:
+        InvalidRequest: as for `peek`; or stream_options is no object.
+        KeyError: the path is not an allowed endpoint (a bug: the gateway forwards no other).
+    """
+    endpoint = ENDPOINTS[path]
+    if multipart.is_form(content_type):
+        _read_form(body, content_type)
+        return Prepared(
+            endpoint=endpoint,
+            request_id=request_id,
+            body=body,
+            stream=False,
+            strip_usage=False,
+            tools=NO_TOOLS,
+            structured=False,
+            expected_prompt_tokens=None,
+        )
+    fields = _read_object(body)
+    stream = endpoint.streams and bool(_typed(fields, "stream", bool | None))
+    asked = False
+    if stream:
+        body, asked = _with_usage(body, fields)
+    return Prepared(
+        endpoint=endpoint,
+        request_id=request_id,
+        body=body,
+        stream=stream,
+        strip_usage=stream and not asked,
+        tools=ToolSet.read(fields) if endpoint.generates else NO_TOOLS,
+        structured=_wants_json(fields),
+        expected_prompt_tokens=_expected_tokens(endpoint, body),
+    )
+
+
+def _with_usage(body: bytes, fields: Mapping[str, msgspec.Raw]) -> tuple[bytes, bool]:
+    """Return the body with stream_options.include_usage set, and whether it was set already."""
+    options = _typed(fields, "stream_options", dict[str, Any] | None)
+    if options is None and "stream_options" not in fields:
+        end = body.rindex(
+            b"}"
+        )  # the object's own: only white space follows; and "stream" stands before, so a comma fits
+        return body[:end] + b',"stream_options":{"include_usage":true}}', False
+    asked = options is not None and options.get("include_usage") is True
+    if asked:
+        return body, True
+    rebuilt = msgspec.Raw(msgspec.json.encode((options or {}) | {"include_usage": True}))
+    return msgspec.json.encode({**fields, "stream_options": rebuilt}), False
+
+
+def _expected_tokens(endpoint: Endpoint, body: bytes) -> int | None:
+    if not endpoint.generates or any(mark in body for mark in MEDIA_MARKS):
+        return None
+    return len(body) // BYTES_PER_TOKEN
+
+
+def _wants_json(fields: Mapping[str, msgspec.Raw]) -> bool:
+    wanted = _typed(fields, "response_format", dict[str, Any] | None)
+    return wanted is not None and wanted.get("type") != "text"
+
+
+def _is_filled(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    return bool(_typed(fields, name, list[msgspec.Raw] | None))
+
+
+class _Key:
+    """A key that equals only itself, so that decoding keeps those that occur twice."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _key(_type: type, name: str) -> _Key:
+    return _Key(name)
+
+
+_OBJECT = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_key)
+
+
+def _read_object(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the members of a JSON object, their values undecoded."""
+    try:
+        members = _OBJECT.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The body is not a JSON object in UTF-8: {error}.") from error
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
+    fields = {key.name: value for key, value in members.items()}
+    if len(fields) < len(members):
+        names = [key.name for key in members]
+        repeated = next((name for name in DECISIVE if names.count(name) > 1), None)
+        if repeated is not None:
+            raise InvalidRequest(f"'{repeated}' occurs more than once. Send it once.", repeated)
+    return fields
+
+
+def _typed(fields: Mapping[str, msgspec.Raw], name: str, wanted: Any) -> Any:
+    """Decode one member, None if it is absent."""
+    if name not in fields:
+        return None
+    try:
+        return msgspec.json.decode(fields[name], type=wanted)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"'{name}' cannot be read: {error}.", name) from error
+
+
+def _read_form(body: bytes, content_type: str) -> dict[str, str]:
+    try:
+        return multipart.text_fields(body, content_type, frozenset({"model"}))
+    except multipart.MalformedForm as error:
+        raise InvalidRequest(f"The form cannot be read: {error}.", error.field) from error
