@@ -55,12 +55,6 @@ class Probe:
         """Say whether either counter grew: on a slot that nobody held, somebody else's request."""
         return self.cache_tokens > earlier.cache_tokens or self.cache_position > earlier.cache_position
 
-    def fell_since(self, earlier: Probe) -> bool:
-        """Say whether a counter shrank and none grew: on an idle slot, the engine's idle-timeout reset."""
-        return not self.rose_since(earlier) and (
-            self.cache_tokens < earlier.cache_tokens or self.cache_position < earlier.cache_position
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from basert_fleet.core.verdict import Reason, Verdict, VerdictKind
 
@@ -99,6 +99,8 @@ class Gate:
             case VerifyMode.TOOL_CALLS:
                 # With tools the very absence of a call can be the damage: the seed's sixth answer ends with `length`.
                 return part in {Part.TOOL_CALL, Part.WHOLE} or (part is Part.ENDING and self._tools)
+            case _:
+                assert_never(self._mode)
 
 
 def releases(verdict: Verdict, *, agreed: AbstractSet[Reason], require_slots: bool) -> bool:
@@ -116,6 +118,8 @@ def releases(verdict: Verdict, *, agreed: AbstractSet[Reason], require_slots: bo
             return verdict.reason in agreed
         case VerdictKind.UNVERIFIABLE:
             return verdict.reason in agreed or not require_slots
+        case _:
+            assert_never(verdict.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +212,8 @@ class Attempts:
         engine_error = outcome is Outcome.RELEASED and status is not None and status >= ENGINE_ERROR_STATUS
         if Part.WHOLE in self._released or (outcome is Outcome.RELEASED and not engine_error):
             return Deliver()
-        self._crashes += outcome is Outcome.WORKER_LOST
-        self._engine_errors += engine_error
+        self._crashes += 1 if outcome is Outcome.WORKER_LOST else 0
+        self._engine_errors += 1 if engine_error else 0
         fault = self._fault(outcome, verdict, error)
         if self._released - {Part.OPENING}:
             return FailStream(fault.code, fault.message)
@@ -233,6 +237,8 @@ class Attempts:
                 return _Fault("request_timeout", "The request's time was over before its response was.", final=True)
             case Outcome.REJECTED:
                 return _Fault("invalid_request", error or "The worker rejected the request.", final=True)
+            case _:
+                assert_never(outcome)
 
     def _crash(self) -> _Fault:
         final = self._crashes + self._engine_errors >= MAX_CRASHES

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 
+from basert_fleet.core.api import DriftAction
 from basert_fleet.core.calibration import Baseline, Ending, Probe
 from basert_fleet.core.verdict import KIND_OF_REASON, Reason, Verdict, VerdictKind
 
 __all__ = [
     "CanarySchedule",
     "Check",
-    "DriftAction",
     "DriftTrust",
     "Ending",
     "Evidence",
@@ -33,14 +34,6 @@ UNUSABLE_AFTER_PROCESSES = 3
 """Fresh processes that drift at once, one after another, before drift itself is doubted (chosen)."""
 
 
-class DriftAction(StrEnum):
-    """What a drifting worker does first; its response runs elsewhere either way."""
-
-    RECYCLE = "recycle"
-    CONFIRM = "confirm"
-    """Scrub and canary; recycle only if the canary fails."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgePolicy:
     """What a pool asks of its judge."""
@@ -49,7 +42,7 @@ class JudgePolicy:
     """Drift up to this is clean; the seed's is 128."""
     require_slots: bool
     """False: the pool's owner takes leases that /slots says nothing of, and relies on the scheduled canaries."""
-    drift_action: DriftAction = DriftAction.RECYCLE
+    drift_action: DriftAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +156,8 @@ def next_check(verdict: Verdict, policy: JudgePolicy) -> Check:
         case VerdictKind.SUSPECT | VerdictKind.UNVERIFIABLE:
             waived = verdict.reason is Reason.SLOTS_UNREACHABLE and not policy.require_slots
             return Check.NONE if waived else Check.CANARY
+        case _:
+            assert_never(verdict.kind)
 
 
 class CanarySchedule:
