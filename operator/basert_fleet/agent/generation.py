@@ -93,17 +93,16 @@ class Execution:
     """When the response ended or its connection was closed: the engine is not known to be idle yet."""
 
 
-@dataclass(slots=True)
 class EngineLine:
     """The connections to one process, and what was last seen of its slot."""
 
-    host: str
-    port: int
-    connection: EngineConnection
-    probes: ProbeClient
-    slots: Slots = Slots.PRESENT
-    last_probe: Probe | None = None
-    probed_at: float = 0.0
+    def __init__(self, host: str, port: int, api_key: str) -> None:
+        self.host, self.port, self.api_key = host, port, api_key
+        self.connection = EngineConnection()
+        self.probes = ProbeClient(host, port, api_key)
+        self.slots = Slots.PRESENT
+        self.last_probe: Probe | None = None
+        self.probed_at = 0.0
 
     async def ask(self) -> Probe | None:
         """Ask the slot for its counters; None if it keeps silent or has none."""

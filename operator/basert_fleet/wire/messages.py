@@ -6,12 +6,11 @@ name the worker and the epoch, so that a late one is recognised and dropped.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TypeAlias
 
 import msgspec
 
-from basert_fleet.core.delivery import Part, VerifyMode
+from basert_fleet.core.delivery import Outcome, Part, VerifyMode
 from basert_fleet.core.epoch import Epoch
 from basert_fleet.core.verdict import Reason, Verdict
 
@@ -123,25 +122,6 @@ class Body(Message, frozen=True):
     epoch: Epoch
     data: bytes
     part: Part
-
-
-class Outcome(StrEnum):
-    """How one attempt ended, apart from what the judge thinks of it."""
-
-    RELEASED = "released"
-    """The whole response was handed over in Body messages."""
-    WITHHELD = "withheld"
-    """The response ended, and the judge kept what was held of it."""
-    WORKER_LOST = "worker_lost"
-    """The process died, cut its response short, or broke the protocol."""
-    SWALLOWED = "swallowed"
-    """The process took the request and did nothing; it was killed."""
-    TIMED_OUT = "timed_out"
-    """The request's own time was over."""
-    CANCELLED = "cancelled"
-    """The gateway cancelled it."""
-    REJECTED = "rejected"
-    """The agent or the engine's limits refused the request before a response began; `error` says why."""
 
 
 class End(Message, frozen=True):

@@ -1,0 +1,120 @@
+"""One engine process as its only sender sees it: who it is, how it is reached, and what its slot showed last."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from basert_fleet.agent.generation import EngineLine, Execution, Generation, Sink
+from basert_fleet.agent.processes import Child
+from basert_fleet.agent.state import SlotRecord
+from basert_fleet.core.api import BasertWorker
+from basert_fleet.core.calibration import Baseline, Probe
+from basert_fleet.engine.canary import CHAT_PATH
+from basert_fleet.engine.connection import ResponseHead, encode_request
+from basert_fleet.engine.request import prepare
+from basert_fleet.engine.response import JSON_TYPE, Reader, ResponseFacts, reader_for
+
+PROBE_GOOD_FOR_SECONDS = 1.0
+"""Chosen: a slot idle for longer is probed again before a lease, so that what others did to it meanwhile is seen."""
+OWN_REQUEST_SECONDS = 120.0
+"""Chosen: how long a canary, a scrub or a calibration request may take; they are short on any model."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One process of one worker. What is known of it dies with it."""
+
+    child: Child
+    record: SlotRecord
+    line: EngineLine
+    generation: int
+    baseline: Baseline | None = None
+    calibration_note: str = ""
+    """Why there is no baseline, for a person."""
+    requests: int = 0
+    """Leases that ended in this process."""
+    over_at: float | None = None
+    """When its last generation was over."""
+    handoff_seconds: float | None = None
+    """From the end of the generation before the current one to its start."""
+
+    def begin(
+        self, path: str, content_type: str, body: bytes, *, timeout_seconds: float, worker: BasertWorker, sink: Sink
+    ) -> Generation:
+        """Make one generation ready to run; the caller must let the one before it end first."""
+        headers = {
+            "Host": f"{self.line.host}:{self.line.port}",
+            "Authorization": f"Bearer {self.line.api_key}",
+            "Content-Type": content_type,
+        }
+        now = asyncio.get_running_loop().time()
+        self.handoff_seconds = None if self.over_at is None else now - self.over_at
+        return Generation(
+            self.line,
+            self.child,
+            self.record,
+            request=encode_request("POST", path, headers, body),
+            timeout_seconds=timeout_seconds,
+            settle_seconds=worker.spec.isolation.settle_seconds,
+            sink=sink,
+        )
+
+    async def ask(self, body: bytes, worker: BasertWorker) -> tuple[Execution, Answer]:
+        """Run one of the fleet's own chat requests to its end."""
+        return await self._ask(body, worker, Answer(body))
+
+    async def ask_and_cancel(self, body: bytes, worker: BasertWorker) -> Execution:
+        """Run one of the fleet's own chat requests and cancel it at its first byte."""
+        execution, _ = await self._ask(body, worker, Answer(body, cancel_at_first_byte=True))
+        return execution
+
+    async def _ask(self, body: bytes, worker: BasertWorker, answer: Answer) -> tuple[Execution, Answer]:
+        answer.generation = self.begin(
+            CHAT_PATH, JSON_TYPE, body, timeout_seconds=OWN_REQUEST_SECONDS, worker=worker, sink=answer
+        )
+        execution = await answer.generation.run()
+        self.over_at = execution.over_at
+        return execution, answer
+
+    async def probe_before_lease(self) -> Probe | None:
+        """Return a fresh probe of the idle slot, or None if the last one is recent enough to stand."""
+        if asyncio.get_running_loop().time() - self.line.probed_at < PROBE_GOOD_FOR_SECONDS:
+            return None
+        before = await self.line.ask()
+        if before is not None:
+            self.line.remember(before)
+        return before
+
+    def close(self) -> None:
+        """Close the connections; the process is ended by its supervisor."""
+        self.line.close()
+
+
+class Answer:
+    """Reads the answer to one of the fleet's own requests."""
+
+    def __init__(self, body: bytes, *, cancel_at_first_byte: bool = False) -> None:
+        self._prepared = prepare(CHAT_PATH, body, request_id="")
+        self._reader: Reader | None = None
+        self._cancel_at_first_byte = cancel_at_first_byte
+        self.generation: Generation | None = None
+        self.status: int | None = None
+
+    def head(self, head: ResponseHead) -> None:
+        """Take the status."""
+        self.status, self._reader = head.status, reader_for(self._prepared, head)
+
+    def data(self, data: bytes) -> None:
+        """Take a piece of the body."""
+        if self._reader is not None:
+            self._reader.feed(data)
+        if self._cancel_at_first_byte and self.generation is not None:
+            self.generation.cancel()
+
+    def finish(self) -> tuple[bytes, ResponseFacts | None]:
+        """Return the whole body, empty if there is none, and what was found in it."""
+        if self._reader is None:
+            return b"", None
+        body = b"".join(piece.data for piece in self._reader.finish())
+        return body, self._reader.facts()

@@ -1,0 +1,98 @@
+"""Starting one engine process: from its command line to a port that is proven to be its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from basert_fleet.agent.generation import EngineLine
+from basert_fleet.agent.processes import Progress, free_port, spawn
+from basert_fleet.agent.slot import Slot
+from basert_fleet.agent.state import SlotRecord
+from basert_fleet.core.api import BasertWorker
+from basert_fleet.core.errors import FleetError
+from basert_fleet.engine.command import command_line
+
+LOOPBACK = "127.0.0.1"
+FIRST_LOOK_SECONDS, LATER_LOOK_SECONDS, LOOK_GROWTH = 0.02, 0.5, 1.5
+"""How soon a starting process is looked at, how often at most later, and how the pause grows."""
+PROGRESS_EVERY_SECONDS = 5.0
+STALLED_SECONDS = 600.0
+"""Chosen: a model may load for many minutes (C18), but not for ten without using CPU or touching memory."""
+HEALTH_SECONDS = 1.0
+
+
+class StartFailed(FleetError):
+    """A process did not come to listen on its port."""
+
+    code = "start_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is needed to start the next process of a worker."""
+
+    worker: BasertWorker
+    record: SlotRecord
+    log: Path
+    generation: int
+
+
+async def launch_process(launch: Launch) -> Slot:
+    """Start a process on a port and with a key of its own; it does not listen yet.
+
+    Raises:
+        SpawnFailed: the program cannot be executed.
+    """
+    spec = launch.worker.spec
+    line = EngineLine(LOOPBACK, free_port(LOOPBACK), secrets.token_urlsafe(24))
+    argv = command_line(spec.server, spec.model, host=line.host, port=line.port, api_key=line.api_key)
+    child = await spawn(argv, env={variable.name: variable.value for variable in spec.server.env}, log=launch.log)
+    launch.record.started(child.pid, child.created, line.port)
+    return Slot(child, launch.record, line, launch.generation)
+
+
+async def listening(slot: Slot) -> None:
+    """Return once the process itself listens and answers; that may take as long as it uses CPU or more memory.
+
+    Raises:
+        StartFailed: it exited, made no progress, or somebody else has its port.
+    """
+    loop = asyncio.get_running_loop()
+    pause, progress = FIRST_LOOK_SECONDS, Progress(0.0, 0)
+    progressed_at = checked_at = loop.time()
+    while not await _answers(slot):
+        if not slot.child.alive:
+            raise StartFailed(f"the process {slot.child.describe_exit()} before it listened on port {slot.line.port}")
+        now = loop.time()
+        if now - checked_at >= PROGRESS_EVERY_SECONDS:
+            checked_at, seen = now, slot.child.progress()
+            if seen != progress:
+                progress, progressed_at = seen, now
+            elif now - progressed_at >= STALLED_SECONDS:
+                raise StartFailed(f"the process used neither CPU nor more memory for {STALLED_SECONDS:.0f} seconds")
+        await asyncio.wait({slot.child.exited}, timeout=pause)
+        pause = min(pause * LOOK_GROWTH, LATER_LOOK_SECONDS)
+    slot.line.remember(await slot.line.ask())
+
+
+async def _answers(slot: Slot) -> bool:
+    """Say whether the process listens on its port and answers there; a stranger's answer is an error (C13)."""
+    if not await _accepts(slot.line):
+        return False
+    if not slot.child.listens_on(slot.line.port):
+        if slot.child.alive:
+            raise StartFailed(f"another program listens on port {slot.line.port}, which was chosen for this worker")
+        return False
+    return await slot.line.probes.healthy(HEALTH_SECONDS)
+
+
+async def _accepts(line: EngineLine) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(line.host, line.port)
+    except OSError:
+        return False
+    writer.close()
+    return True

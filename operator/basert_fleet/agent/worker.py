@@ -1,0 +1,413 @@
+"""One worker: drives its lifecycle table, and with it the sequential life of its slot.
+
+This loop is the only owner of the worker's phase, of its process and of what is offered. Whatever is sent to the
+process is sent from here, one after another (promise 1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TypeVar
+
+from basert_fleet.agent import proving
+from basert_fleet.agent.lease_run import LeaseRun, Settled
+from basert_fleet.agent.processes import SpawnFailed
+from basert_fleet.agent.slot import Slot
+from basert_fleet.agent.starting import Launch, StartFailed, launch_process, listening
+from basert_fleet.agent.state import SlotRecord
+from basert_fleet.agent.worker_log import last_lines, rotate
+from basert_fleet.core.api import BasertWorker, CanaryProfile, IsolationLevel, WorkerState
+from basert_fleet.core.calibration import Ending, Probe
+from basert_fleet.core.isolation import CanarySchedule, Check, DriftTrust
+from basert_fleet.core.lifecycle import INITIAL, Do, Event, StartRecord, State, advance
+from basert_fleet.core.slot import Answer, SlotLease
+from basert_fleet.core.verdict import Reason
+from basert_fleet.wire.messages import Accepted, Cancel, Lease, Offer, Refused, ToGateway, Withdraw, WorkerStatus
+
+DRAIN_SECONDS = 5.0
+"""How long an idle process may take to exit by itself once asked; it has nothing left to finish."""
+LOG_LINES = 5
+"""How many last lines of the engine's output go into the message of a failure."""
+SPEC_CHANGED = "spec_changed"
+"""Why a process was replaced, beside the judge's reasons."""
+DRIFT_UNUSABLE = (
+    "DriftUnusable: several fresh processes of this pool drifted at once although their canaries passed, so this "
+    "build's counters do not follow what its warm-up shows."
+)
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One worker on this node, from the first document that names it until it is removed."""
+
+    def __init__(
+        self,
+        worker: BasertWorker,
+        *,
+        incarnation: str,
+        record: SlotRecord,
+        log: Path,
+        trust: DriftTrust,
+        send: Callable[[ToGateway], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._worker = worker
+        self._record, self._log, self._trust, self._send = record, log, trust, send
+        self._offers = SlotLease(incarnation)
+        self._state, self._do = INITIAL.state, INITIAL.do
+        self._message = ""
+        self._generation = 0
+        self._template = ""
+        self._slot: Slot | None = None
+        self._starts = StartRecord()
+        self._schedule = self._new_schedule()
+        self._learnable: tuple[Ending, Probe, int | None] | None = None
+        self._run: LeaseRun | None = None
+        self._recycles: Counter[str] = Counter()
+        self._canaries: Counter[bool] = Counter()
+        self._stopping = False
+        self._changed = asyncio.Event()
+        self._rest = asyncio.Event()
+        self._rest.set()
+
+    # --- what is asked of it
+
+    @property
+    def name(self) -> str:
+        """The worker's name, which is also its slot's."""
+        return self._worker.metadata.name
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a process of this worker should run."""
+        return not self._stopping and self._worker.spec.state is WorkerState.RUNNING
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no process exists and none is wanted."""
+        return self._state is State.STOPPED and not self.wanted
+
+    async def rested(self) -> None:
+        """Return once no process of this worker exists."""
+        await self._rest.wait()
+
+    def update(self, worker: BasertWorker) -> None:
+        """Take a newer document of this worker; a changed template ends the current process after its lease."""
+        before, self._worker = self._worker, worker
+        if before.spec.isolation.canary != worker.spec.isolation.canary:
+            self._schedule = self._new_schedule()
+        if before.spec.template != worker.spec.template:
+            self._starts = self._starts.proved()
+        self._heed_change()
+
+    def stop(self) -> None:
+        """Ask it to end for good, whatever its document says: after its lease, without a process."""
+        self._stopping = True
+        self._heed_change()
+
+    def lease(self, lease: Lease) -> None:
+        """Take a lease, or say that it came too late."""
+        match self._offers.lease(lease.epoch):
+            case Answer.ACCEPT:
+                self._run = LeaseRun(lease, self._current_slot, self._worker, self._send)
+                self._send(Accepted(lease.worker, lease.epoch))
+                self._changed.set()
+            case Answer.REFUSE:
+                self._send(Refused(lease.worker, lease.epoch))
+            case Answer.IGNORE:
+                pass
+
+    def cancel(self, cancel: Cancel) -> None:
+        """Stop working on a lease; one that is over already is left alone."""
+        if self._offers.holds(cancel.epoch) and self._run is not None:
+            self._run.cancel()
+
+    def abandoned(self) -> None:
+        """Take note that the gateway is gone: nobody wants what it was given, and what was offered is taken back."""
+        if self._run is not None:
+            self._run.cancel()
+        self._offers.withdraw()
+        self._changed.set()
+
+    def status(self) -> WorkerStatus:
+        """Return the worker as it is now."""
+        slot = self._slot
+        return WorkerStatus(
+            worker=self.name,
+            pool=self._worker.spec.pool,
+            phase=self._state.value,
+            generation=self._generation,
+            template=self._template if slot is not None else "",
+            message=self._message,
+            calibrated=slot.baseline is not None if slot is not None and self._state is not State.WARMING else None,
+            pid=slot.child.pid if slot is not None else None,
+            engine=Path(self._worker.spec.server.command[0]).name,
+            requests=slot.requests if slot is not None else 0,
+            canaries_passed=self._canaries[True],
+            canaries_failed=self._canaries[False],
+            recycles=dict(self._recycles),
+        )
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """Live until cancelled. However it ends, its process group is dead and its lock given back."""
+        activities: dict[Do, Callable[[], Awaitable[Event]]] = {
+            Do.AWAIT_WANTED: self._await_wanted,
+            Do.START_PROCESS: self._start,
+            Do.WARM_UP: self._warm_up,
+            Do.SERVE: self._serve,
+            Do.FINISH_LEASE: self._serve,
+            Do.TEST: self._test,
+            Do.STOP_GROUP: self._stop_group,
+            Do.KILL_GROUP: self._kill_group,
+            Do.WAIT_BACKOFF: self._wait_backoff,
+            Do.AWAIT_CHANGE: self._await_change,
+        }
+        try:
+            while True:
+                self._advance(await activities[self._do]())
+        finally:
+            if self._slot is not None:
+                self._slot.child.kill_group()
+                self._slot.close()
+            self._record.close()
+
+    def _advance(self, event: Event) -> None:
+        step = advance(self._state, event)
+        self._state, self._do = step.state, step.do
+        if self._state is State.STOPPED:
+            self._rest.set()
+        else:
+            self._rest.clear()
+        self._send(self.status())
+
+    def _heed_change(self) -> None:
+        """Let the loop see a changed wish; a serving worker shows at once that it drains."""
+        if self._state is State.READY and not self._is_current:
+            self._drain()
+        self._changed.set()
+
+    def _drain(self) -> None:
+        if self.wanted:
+            self._recycles[SPEC_CHANGED] += 1
+        self._message = "its spec changed" if self.wanted else "it is not wanted any more"
+        self._advance(Event.UNWANTED)
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether the process at hand is the one that is wanted."""
+        return self.wanted and self._template == self._worker.spec.template
+
+    @property
+    def _current_slot(self) -> Slot:
+        if self._slot is None:
+            raise RuntimeError(f"worker {self.name} has no process in {self._state}")
+        return self._slot
+
+    async def _next_change(self, until: float | None = None) -> None:
+        """Return once something changed, or at `until`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def _while_current(self, work: Coroutine[None, None, T]) -> T | None:
+        """Return what the work gives, or None if it was cut short because the process is not wanted any more."""
+        task = asyncio.create_task(work, name=f"{self.name} {self._state}")
+        task.add_done_callback(lambda _: self._changed.set())
+        try:
+            while not task.done() and self._is_current:
+                await self._next_change()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
+
+    # --- its activities, one for each `Do`; each returns what came of it
+
+    async def _await_wanted(self) -> Event:
+        while not self.wanted:
+            await self._next_change()
+        return Event.WANTED
+
+    async def _start(self) -> Event:
+        self._generation += 1
+        self._template = self._worker.spec.template
+        self._message = ""
+        try:
+            rotate(self._log)
+            slot = await launch_process(Launch(self._worker, self._record, self._log, self._generation))
+            self._slot = slot
+            slot.child.exited.add_done_callback(lambda _: self._changed.set())
+            await self._while_current(listening(slot))
+        except (SpawnFailed, StartFailed, OSError) as error:
+            return self._failed(Event.START_FAILED, str(error))
+        return Event.LISTENING if self._is_current else Event.UNWANTED
+
+    async def _warm_up(self) -> Event:
+        slot = self._current_slot
+        finding = await self._while_current(proving.warm_up(slot, self._worker))
+        if finding is None:
+            return Event.UNWANTED
+        self._count_canary(passed=finding.event is Event.WARM, reason=finding.reason)
+        if finding.event is not Event.WARM:
+            return self._failed(finding.event, finding.message)
+        if self._trust.unusable and slot.baseline is not None:
+            slot.baseline, slot.calibration_note = None, DRIFT_UNUSABLE
+            if self._worker.spec.isolation.require_slots:
+                return self._failed(Event.WARM_UP_FAILED, DRIFT_UNUSABLE)
+        self._schedule = self._new_schedule()
+        self._message = slot.calibration_note
+        return Event.WARM
+
+    async def _serve(self) -> Event:
+        """Serve leases one after another until something else has to be done; then nothing is offered or leased."""
+        while True:
+            if self._run is not None:
+                event = await self._execute(self._run)
+            else:
+                event = self._interruption()
+                if event is None:
+                    self._offer()
+                    await self._next_change(self._schedule.next_due_at() if self._runs_canaries else None)
+                    continue
+                self._withdraw()
+            if event is not None:
+                return event
+
+    def _interruption(self) -> Event | None:
+        """Say why the idle slot must not be offered, if it must not."""
+        slot = self._current_slot
+        if self._state is State.READY and not self._is_current:
+            self._drain()
+        if slot.child.exited.done():
+            self._message = f"the idle process {slot.child.describe_exit()}"
+            self._recycles[Reason.SERVER_RESTARTED] += 1
+            self._starts = self._starts.failed()
+            return Event.DIED
+        if self._state is State.DRAINING:
+            return Event.DRAINED
+        return Event.CHECK_DUE if self._runs_canaries and self._schedule.due(self._loop.time()) else None
+
+    def _offer(self) -> None:
+        if self._offers.offered is None:
+            epoch = self._offers.offer(self._generation)
+            self._send(Offer(self.name, self._worker.spec.pool, epoch))
+
+    def _withdraw(self) -> None:
+        epoch = self._offers.withdraw()
+        if epoch is not None:
+            self._send(Withdraw(self.name, epoch))
+
+    async def _execute(self, run: LeaseRun) -> Event | None:
+        try:
+            settled = await run.run()
+        finally:
+            self._run = None
+            self._offers.end()
+        now = self._loop.time()
+        self._starts = self._starts.proved()
+        self._schedule.served(now)
+        self._trust.judged(self.name, self._generation, settled.verdict)
+        event = self._after(settled)
+        if event is None and self._worker.spec.isolation.level is IsolationLevel.SCRUB:
+            finding = await proving.scrub(self._current_slot, self._worker)
+            if finding is not None:
+                self._note_end(finding.message, finding.reason)
+                return finding.event
+        return event
+
+    def _after(self, settled: Settled) -> Event | None:
+        """Say what a lease obliges the worker to do before its next offer."""
+        if not settled.alive:
+            slot = self._current_slot
+            how = slot.child.describe_exit() if slot.child.exited.done() else "was not proven idle and killed"
+            self._note_end(f"the process {how}", settled.verdict.reason)
+            return Event.DIED
+        match settled.check:
+            case Check.RECYCLE:
+                self._note_end(f"contaminated: {settled.verdict.reason}", settled.verdict.reason)
+                return Event.CONTAMINATED
+            case Check.CANARY if self._state is State.READY:
+                self._learnable = settled.learnable
+                self._message = f"to be tested: {settled.verdict.reason or 'a broken response'}"
+                return Event.CHECK_DUE
+            case _:
+                return None
+
+    async def _test(self) -> Event:
+        slot, learnable, self._learnable = self._current_slot, self._learnable, None
+        finding = await self._while_current(proving.test(slot, self._worker))
+        if finding is None:
+            return Event.UNWANTED
+        self._count_canary(passed=finding.event is Event.PROVEN, reason=finding.reason)
+        if finding.event is not Event.PROVEN:
+            self._note_end(finding.message, finding.reason)
+            return finding.event
+        if learnable is not None and slot.baseline is not None:
+            ending, probe, tokens = learnable
+            slot.baseline = slot.baseline.learn(ending, probe, tokens)
+        self._schedule.proven(self._loop.time())
+        self._message = slot.calibration_note
+        return Event.PROVEN
+
+    async def _stop_group(self) -> Event:
+        return await self._end_group(DRAIN_SECONDS)
+
+    async def _kill_group(self) -> Event:
+        return await self._end_group(0.0)
+
+    async def _end_group(self, drain_seconds: float) -> Event:
+        if self._slot is not None:
+            self._slot.close()
+            await self._slot.child.end(drain_seconds=drain_seconds)
+            self._slot = None
+        self._record.ended()
+        return self._starts.after_stop(wanted=self.wanted)
+
+    async def _wait_backoff(self) -> Event:
+        until = self._loop.time() + self._starts.backoff_seconds(random.random())  # noqa: S311 - spreads starts
+        while self.wanted and self._is_current and self._loop.time() < until:
+            await self._next_change(until)
+        return Event.RESTART if self.wanted else Event.UNWANTED
+
+    async def _await_change(self) -> Event:
+        while self._is_current:
+            await self._next_change()
+        return Event.RESTART if self.wanted else Event.UNWANTED
+
+    # --- what is noted on the way
+
+    @property
+    def _runs_canaries(self) -> bool:
+        return self._worker.spec.isolation.canary.profile is not CanaryProfile.NONE
+
+    def _new_schedule(self) -> CanarySchedule:
+        canary = self._worker.spec.isolation.canary
+        schedule = CanarySchedule(every_requests=canary.every_requests, every_seconds=canary.every_seconds)
+        schedule.proven(self._loop.time())
+        return schedule
+
+    def _count_canary(self, *, passed: bool, reason: Reason | None) -> None:
+        if self._runs_canaries and (passed or reason is Reason.CANARY_FAILED):
+            self._canaries[passed] += 1
+
+    def _failed(self, event: Event, why: str) -> Event:
+        """Note that a fresh process did not prove itself, with the last words of its log."""
+        self._starts = self._starts.failed()
+        said = last_lines(self._log, LOG_LINES)
+        self._message = why if not said else f"{why} Its log ends with: {' | '.join(said)}"
+        return event
+
+    def _note_end(self, message: str, reason: Reason | None) -> None:
+        """Note why a process that served is replaced."""
+        self._message = message
+        self._recycles[reason or Reason.SERVER_RESTARTED] += 1
