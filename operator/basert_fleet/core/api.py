@@ -36,7 +36,7 @@ ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
 """No control characters: such a value ends up in a header, a log line or an argument list."""
 
-QUANTITY = re.compile(r"(?P<number>[0-9]{1,18}(\.[0-9]{1,9})?)(?P<unit>Ki|Mi|Gi|Ti|k|M|G|T)?")
+QUANTITY = re.compile(r"(?P<number>[0-9]{1,19}(\.[0-9]{1,9})?)(?P<unit>Ki|Mi|Gi|Ti|k|M|G|T)?")
 UNITS: Mapping[str | None, int] = MappingProxyType({
     None: 1,
     "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4,
@@ -353,8 +353,8 @@ class IsolationSpec(ApiModel):
         description="Seconds after a response's end, or a cancel, in which the slot must be proven idle; else the "
         "process is killed. Higher spares a slow engine a restart and keeps a doubtful slot out of service for longer.",
     )
-    drift: DriftSpec = Field(default_factory=DriftSpec, description=DriftSpec.__doc__)
-    canary: CanarySpec = Field(default_factory=CanarySpec, description=CanarySpec.__doc__)
+    drift: DriftSpec = Field(default_factory=DriftSpec)
+    canary: CanarySpec = Field(default_factory=CanarySpec)
 
 
 class DeliverySpec(ApiModel):
@@ -415,7 +415,7 @@ class UpdateSpec(ApiModel):
 class PoolSpec(ApiModel):
     """What a pool should be."""
 
-    model: ModelSpec = Field(description=ModelSpec.__doc__)
+    model: ModelSpec
     replicas: Count = Field(
         default=1,
         ge=0,
@@ -423,12 +423,12 @@ class PoolSpec(ApiModel):
         description="Workers of this pool; each serves one request at a time. Raising it needs memory for each. "
         "Lowering it drains before it stops, the not ready and the newest first. At 0 requests get no_capacity.",
     )
-    server: ServerSpec = Field(default_factory=ServerSpec, description=ServerSpec.__doc__)
-    resources: ResourcesSpec = Field(default_factory=ResourcesSpec, description=ResourcesSpec.__doc__)
-    isolation: IsolationSpec = Field(default_factory=IsolationSpec, description=IsolationSpec.__doc__)
-    delivery: DeliverySpec = Field(default_factory=DeliverySpec, description=DeliverySpec.__doc__)
-    queue: QueueSpec = Field(default_factory=QueueSpec, description=QueueSpec.__doc__)
-    update: UpdateSpec = Field(default_factory=UpdateSpec, description=UpdateSpec.__doc__)
+    server: ServerSpec = Field(default_factory=ServerSpec)
+    resources: ResourcesSpec = Field(default_factory=ResourcesSpec)
+    isolation: IsolationSpec = Field(default_factory=IsolationSpec)
+    delivery: DeliverySpec = Field(default_factory=DeliverySpec)
+    queue: QueueSpec = Field(default_factory=QueueSpec)
+    update: UpdateSpec = Field(default_factory=UpdateSpec)
 
 
 class BasertPool(ApiModel):
@@ -436,8 +436,8 @@ class BasertPool(ApiModel):
 
     api_version: Literal["fleet.basert.dev/v1alpha1"] = Field(description="The version of this schema.")
     kind: Literal["BasertPool"] = Field(description="What this document is.")
-    metadata: Metadata = Field(description=Metadata.__doc__)
-    spec: PoolSpec = Field(description=PoolSpec.__doc__)
+    metadata: Metadata
+    spec: PoolSpec
 
 
 # --- BasertWorker -----------------------------------------------------------------------------------------------------
@@ -462,13 +462,13 @@ class WorkerSpec(ApiModel):
 
     pool: str = Field(description="The pool it serves.")
     node: str = Field(description="The node it lives on; a worker never moves.")
-    state: WorkerState = Field(description=WorkerState.__doc__)
+    state: WorkerState
     template: str = Field(description="The template_hash of model, server and resources: another one, another process.")
-    model: ModelSpec = Field(description=ModelSpec.__doc__)
-    server: ServerSpec = Field(description=ServerSpec.__doc__)
-    resources: ResourcesSpec = Field(description=ResourcesSpec.__doc__)
-    isolation: IsolationSpec = Field(description=IsolationSpec.__doc__)
-    delivery: DeliverySpec = Field(description=DeliverySpec.__doc__)
+    model: ModelSpec
+    server: ServerSpec
+    resources: ResourcesSpec
+    isolation: IsolationSpec
+    delivery: DeliverySpec
 
 
 class BasertWorker(ApiModel):
@@ -476,8 +476,8 @@ class BasertWorker(ApiModel):
 
     api_version: Literal["fleet.basert.dev/v1alpha1"] = Field(default="fleet.basert.dev/v1alpha1")
     kind: Literal["BasertWorker"] = Field(default="BasertWorker")
-    metadata: WorkerMetadata = Field(description=WorkerMetadata.__doc__)
-    spec: WorkerSpec = Field(description=WorkerSpec.__doc__)
+    metadata: WorkerMetadata
+    spec: WorkerSpec
 
 
 # --- BasertNode -------------------------------------------------------------------------------------------------------
@@ -499,8 +499,8 @@ class BasertNode(ApiModel):
 
     api_version: Literal["fleet.basert.dev/v1alpha1"] = Field(default="fleet.basert.dev/v1alpha1")
     kind: Literal["BasertNode"] = Field(default="BasertNode")
-    metadata: Metadata = Field(description=Metadata.__doc__)
-    spec: NodeSpec = Field(default_factory=NodeSpec, description=NodeSpec.__doc__)
+    metadata: Metadata
+    spec: NodeSpec = Field(default_factory=NodeSpec)
 
 
 def template_hash(spec: PoolSpec | WorkerSpec) -> str:
