@@ -180,6 +180,8 @@ _OBJECT = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_key)
 def _read_object(body: bytes) -> dict[str, msgspec.Raw]:
     """Return the members of a JSON object, their values undecoded."""
     try:
+        if not body.isascii():
+            body.decode()  # the decoder below looks into strings only where it must
         members = _OBJECT.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not a JSON object in UTF-8: {error}.") from error
