@@ -50,7 +50,7 @@ def expected_echo(content: str) -> str:
 
 def wrong_echo(content: str) -> str:
     """Return how a contaminated engine's text answer begins; never the expected echo."""
-    return f"echo {_echo_hash(content)[::-1].translate(_NEXT_HEX_DIGIT)}"
+    return f"echo {_echo_hash(content).translate(_NEXT_HEX_DIGIT)}"
 
 
 def right_answer(ask: Ask, reuses: int) -> Answer:

@@ -117,6 +117,7 @@ class Connection:
         self._current: Exchange | None = None
         self._out = bytearray()
         self._closing = self._closed = False
+        self._deaf = False  # the client sent what is no HTTP
         self._target = b""
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
@@ -124,8 +125,8 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no request is being answered here, nor an answer still to be sent."""
-        return self._current is None and not self._out
+        """Say whether no request is being answered or waits here, and all answers are sent."""
+        return self._current is None and not self._waiting and not self._out
 
     def write(self, data: bytes) -> None:
         """Send soon: what is written within one turn of the loop goes out together."""
@@ -144,10 +145,10 @@ class Connection:
         """Take the next request, or close."""
         self._current = None
         self._owner.answered(exchange)
-        if not keep_alive:
+        if keep_alive:
+            self._loop.call_later(0.0, self._answer_next)
+        else:
             self.close_when_flushed()
-        elif self._waiting:
-            self._answer(self._waiting.popleft())
 
     def on_url(self, url: bytes) -> None:
         """Collect the request target (httptools calls this, and the other `on_` methods)."""
@@ -167,21 +168,13 @@ class Connection:
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        """Answer the request, or let it wait for the one before it."""
+        """Put the request behind those before it."""
         path = httptools.parse_url(self._target).path or b"/"
         request = Request(
             self._parser.get_method().decode("ascii"), path.decode("latin-1"), self._headers, b"".join(self._body)
         )
-        exchange = Exchange(self, request, keep_alive=self._parser.should_keep_alive())
+        self._waiting.append(Exchange(self, request, keep_alive=self._parser.should_keep_alive()))
         self._target, self._headers, self._body = b"", {}, []
-        if self._current is None:
-            self._answer(exchange)
-        else:
-            self._waiting.append(exchange)
-
-    def _answer(self, exchange: Exchange) -> None:
-        self._current = exchange
-        self._owner.requested(exchange)
 
     def _ready(self, events: int) -> None:
         if events & WRITE:
@@ -199,10 +192,26 @@ class Connection:
         if not data:
             self._close()
             return
+        if self._deaf:
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._out += b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            self._deaf = True
+        self._answer_next()
+
+    def _answer_next(self) -> None:
+        """Answer what was sent ahead; if that was no HTTP, say 400 after it.
+
+        Never called by the parser: it would turn an error of whoever answers into one of the client's.
+        """
+        if self._closing or self._closed or self._current is not None:
+            return
+        if self._waiting:
+            self._current = self._waiting.popleft()
+            self._owner.requested(self._current)
+        elif self._deaf:
+            self.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.close_when_flushed()
 
     def _flush(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Refusal(Exception):  # noqa: N818  # it is an answer, not a fault of this program
+class Refusal(Exception):
     """A request is answered with an error instead of a result."""
 
     status = 400

@@ -65,6 +65,8 @@ class _Process:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it. Set on each of them, macOS would fail for a client that has left already.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self._listener.bind((host, port))
         except OSError as error:
@@ -85,7 +87,6 @@ class _Process:
                 return
             raise
         sock.settimeout(0.0)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connections.add(Connection(sock, self._loop, self))
 
     def requested(self, exchange: Exchange) -> None:
@@ -130,14 +131,25 @@ class _Process:
         os.kill(os.getpid(), number)
 
     def _fork_orphan(self) -> int | None:
-        """Fork a child that does nothing but hold the listening socket; return its pid."""
+        """Fork a child that does nothing but hold the listening socket; return its pid.
+
+        It lets go of the standard streams, so that a starter which reads them sees the parent's end.
+        """
         if self._options.orphan is OrphanMode.OFF:
             return None
+        ready, tell = os.pipe()
         pid = os.fork()
         if pid:
+            os.close(tell)
+            os.read(ready, 1)  # so that the start is only announced once the child is where it should be
+            os.close(ready)
             return pid
         if self._options.orphan is OrphanMode.SESSION:
             os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(tell, b"1")
         time.sleep(ORPHAN_SECONDS)
         os._exit(0)
