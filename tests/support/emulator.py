@@ -1,8 +1,6 @@
 """Start the emulator as a real process, on a free port, and end it however a test ends.
 
-    async with emulator("--sim-bug", "on") as server:
-        async with httpx.AsyncClient(base_url=server.url) as client: ...
-        assert not server.overlaps()
+`async with emulator("--sim-bug", "on") as server:` gives its `url`, `pid`, `journal()` and `overlaps()`.
 """
 
 from __future__ import annotations
