@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -41,7 +42,6 @@ HEALTHY = Evidence(
 )
 DRIFTED = Probe(is_processing=False, cache_tokens=275, cache_position=403)  # seed
 TOOL_PROBLEMS = [reason for reason, kind in KIND_OF_REASON.items() if kind is VerdictKind.SUSPECT]
-UNVERIFIABLE = [reason for reason, kind in KIND_OF_REASON.items() if kind is VerdictKind.UNVERIFIABLE]
 
 
 def test_a_healthy_lease_is_clean() -> None:
@@ -178,21 +178,16 @@ def test_a_tool_problem_cannot_blame_the_worker(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-@pytest.mark.parametrize("action", DriftAction)
-@pytest.mark.parametrize("require_slots", [True, False])
-def test_what_a_worker_owes(reason: Reason, action: DriftAction, require_slots: bool) -> None:
+def test_what_a_worker_owes(reason: Reason) -> None:
     """Contamination is recycled, doubt is put to a canary; the two settings change exactly one row each."""
-    policy = JudgePolicy(tolerance_tokens=2, require_slots=require_slots, drift_action=action)
-    expected = {
-        VerdictKind.CONTAMINATED: Check.RECYCLE,
-        VerdictKind.SUSPECT: Check.CANARY,
-        VerdictKind.UNVERIFIABLE: Check.CANARY,
-    }[KIND_OF_REASON[reason]]
-    if reason is Reason.POSITION_DRIFT and action is DriftAction.CONFIRM:
-        expected = Check.CANARY
-    if reason is Reason.SLOTS_UNREACHABLE and not require_slots:
-        expected = Check.NONE
-    assert next_check(Verdict.because(reason), policy) is expected
+    for action, require_slots in product(DriftAction, [True, False]):
+        expected = Check.RECYCLE if KIND_OF_REASON[reason] is VerdictKind.CONTAMINATED else Check.CANARY
+        if reason is Reason.POSITION_DRIFT and action is DriftAction.CONFIRM:
+            expected = Check.CANARY
+        if reason is Reason.SLOTS_UNREACHABLE and not require_slots:
+            expected = Check.NONE
+        policy = JudgePolicy(tolerance_tokens=2, require_slots=require_slots, drift_action=action)
+        assert next_check(Verdict.because(reason), policy) is expected
 
 
 def test_a_clean_worker_owes_nothing() -> None:
@@ -229,6 +224,17 @@ def test_a_canary_is_due_after_idleness() -> None:
     assert schedule.next_due_at() == 500
     assert not schedule.due(499.9)
     assert schedule.due(500)
+
+
+def test_a_changed_schedule_keeps_its_count() -> None:
+    """New limits hold at once for what was already served, and for the idleness already begun."""
+    schedule = CanarySchedule(every_requests=50, every_seconds=300)
+    schedule.proven(0)
+    schedule.served(10)
+    schedule.reconfigure(every_requests=50, every_seconds=20)
+    assert schedule.next_due_at() == 30
+    schedule.reconfigure(every_requests=1, every_seconds=20)
+    assert schedule.due(10)
 
 
 DRIFT = Verdict.because(Reason.POSITION_DRIFT, drift_tokens=128)

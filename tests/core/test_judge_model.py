@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basert_fleet.core.api import DriftAction
@@ -157,23 +157,29 @@ BASELINES = st.none() | st.builds(
 )
 
 
+ANY_EVIDENCE = {
+    "settled": PROBES,
+    "before": PROBES,
+    "after": PROBES,
+    "ending": st.sampled_from(Ending),
+    "prompt_tokens": TOKENS,
+    "expected_prompt_tokens": TOKENS,
+    "completion_tokens": TOKENS,
+    "tool_problem": TOOL_PROBLEMS,
+    "idle_proven": st.booleans(),
+    "server_restarted": st.booleans(),
+}
+CLEAN_EVIDENCE = evidence_of(Lease(Ending.STOP, 10, usage_told=True, noise=0), None, Probe(False, 100, 100))
+
+
 @st.composite
 def evidences(draw: st.DrawFn) -> Evidence:
-    """Any evidence at all, however contradictory."""
-    return Evidence(
-        settled=draw(PROBES),
-        before=draw(PROBES),
-        after=draw(PROBES),
-        ending=draw(st.sampled_from(Ending)),
-        prompt_tokens=draw(TOKENS),
-        expected_prompt_tokens=draw(TOKENS),
-        completion_tokens=draw(TOKENS),
-        tool_problem=draw(TOOL_PROBLEMS),
-        idle_proven=draw(st.booleans()),
-        server_restarted=draw(st.booleans()),
-    )
+    """Clean evidence with anything at all in some of its fields, however contradictory."""
+    disturbed = draw(st.sets(st.sampled_from(sorted(ANY_EVIDENCE))))
+    return replace(CLEAN_EVIDENCE, **{name: draw(ANY_EVIDENCE[name]) for name in sorted(disturbed)})
 
 
+@settings(max_examples=300)
 @given(evidence=evidences(), baseline=BASELINES, require_slots=st.booleans())
 def test_every_evidence_has_a_verdict_and_a_consequence(
     evidence: Evidence, baseline: Baseline | None, require_slots: bool
@@ -191,6 +197,7 @@ def test_every_evidence_has_a_verdict_and_a_consequence(
         assert not evidence.after.is_processing
 
 
+@settings(max_examples=300)
 @given(evidence=evidences(), baseline=BASELINES, problem=TOOL_PROBLEMS)
 def test_what_a_response_says_recycles_nobody(
     evidence: Evidence, baseline: Baseline | None, problem: Reason | None

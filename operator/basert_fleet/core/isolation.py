@@ -172,6 +172,11 @@ class CanarySchedule:
         self._served = 0
         self._used_at: float | None = None
 
+    def reconfigure(self, *, every_requests: int, every_seconds: float) -> None:
+        """Follow a changed pool. What was served and proven stays counted, so a canary may become due by it."""
+        self._every_requests = every_requests
+        self._every_seconds = every_seconds
+
     def served(self, now: float) -> None:
         """Count one lease that ended at `now`."""
         self._served += 1
