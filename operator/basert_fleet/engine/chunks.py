@@ -8,7 +8,8 @@ left out unless the client asked for it, and a chunk that mixes text, calls and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
 
 import msgspec
 
@@ -29,7 +30,8 @@ EMPTY_STRING = msgspec.Raw(b'""')
 
 _FIELDS = msgspec.json.Decoder(Fields)
 _CHOICES = msgspec.json.Decoder(list[Fields] | None)
-_DELTA = msgspec.json.Decoder(Fields | None)
+_MESSAGE = msgspec.json.Decoder(Fields | None)
+_REASON = msgspec.json.Decoder(str | None)
 _INDEX = msgspec.json.Decoder(int)
 _encode = msgspec.json.Encoder().encode
 
@@ -43,21 +45,41 @@ def decode_fields(data: bytes | msgspec.Raw) -> Fields:
     return _FIELDS.decode(data)
 
 
-def decode_choices(fields: Fields) -> list[Fields]:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice of a chunk or of a whole response, decoded as far as anybody looks at it."""
+
+    fields: Fields
+    index: int
+    """The first, if the engine does not say."""
+    message: Fields
+    """Its `delta` or `message`; empty where it has neither."""
+    finish_reason: str | None
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether it only goes on with a text, as nearly all chunks do."""
+        return self.finish_reason is None and len(self.message) == 1 and is_filled(self.message.get("content"))
+
+
+def decode_choices(fields: Fields) -> list[Choice]:
     """Return the choices of a response or a chunk; none if it has no such field.
 
     Raises:
-        msgspec.DecodeError: they are not a list of objects.
+        msgspec.DecodeError: they are not a list of choices.
     """
-    return _CHOICES.decode(fields.get("choices", NULL)) or []
+    return [
+        Choice(
+            fields=choice,
+            index=_INDEX.decode(choice["index"]) if "index" in choice else 0,
+            message=_MESSAGE.decode(choice.get("delta") or choice.get("message") or NULL) or {},
+            finish_reason=_REASON.decode(choice.get("finish_reason", NULL)) or None,
+        )
+        for choice in _CHOICES.decode(fields.get("choices", NULL)) or ()
+    ]
 
 
-def choice_index(choice: Fields) -> int:
-    """Return which choice this is; the first if the engine does not say."""
-    return _INDEX.decode(choice["index"]) if "index" in choice else 0
-
-
-def is_filled(value: msgspec.Raw | None) -> bool:
+def is_filled(value: msgspec.Raw | None) -> TypeGuard[msgspec.Raw]:
     """Say whether a field is there and tells anything."""
     return value is not None and bytes(value) not in EMPTY
 
@@ -71,7 +93,7 @@ class ChunkSplitter:
         self._is_chat = prepared.endpoint.kind is Kind.CHAT
         self._roles: set[int] = set()
 
-    def split(self, fields: Fields, choices: list[Fields]) -> list[tuple[Part, bytes]]:
+    def split(self, fields: Fields, choices: list[Choice]) -> list[tuple[Part, bytes]]:
         """Return what the client gets of this chunk, in the order in which it must get it; may be nothing."""
         has_usage = is_filled(fields.get("usage"))
         if self._strips_usage:
@@ -82,21 +104,21 @@ class ChunkSplitter:
             if has_usage:
                 return [] if self._strips_usage else [(Part.ENDING, _encode(fields))]
             return [(Part.OPENING, _encode(fields))]
+        if len(choices) == 1 and choices[0].is_plain_text:
+            return [(Part.TEXT, _encode(fields))]
         by_part: dict[Part, list[Fields]] = {}
         for choice in choices:
             for part, piece in self._split_choice(choice):
                 by_part.setdefault(part, []).append(piece)
         return _assembled(fields, by_part)
 
-    def _split_choice(self, choice: Fields) -> Iterator[tuple[Part, Fields]]:
+    def _split_choice(self, choice: Choice) -> Iterator[tuple[Part, Fields]]:
         return self._split_chat(choice) if self._is_chat else _split_completion(choice)
 
-    def _split_chat(self, choice: Fields) -> Iterator[tuple[Part, Fields]]:
-        told = _DELTA.decode(choice.get("delta", NULL)) or {}
-        delta = self._with_one_role(told, choice_index(choice))
+    def _split_chat(self, choice: Choice) -> Iterator[tuple[Part, Fields]]:
+        delta = self._with_one_role(choice)
         calls = {key: value for key, value in delta.items() if key in CALL_KEYS and is_filled(value)}
         rest = {key: value for key, value in delta.items() if key not in calls}
-        finished = is_filled(choice.get("finish_reason"))
         deltas: list[tuple[Part, Fields]] = []
         if any(key != "role" and is_filled(value) for key, value in rest.items()):
             deltas.append((Part.TEXT, rest))
@@ -104,31 +126,32 @@ class ChunkSplitter:
         if calls:
             deltas.append((Part.TOOL_CALL, rest | calls))
             rest = {}
-        if finished:
+        if choice.finish_reason is not None:
             deltas.append((Part.ENDING, rest))
-        if not deltas and (delta or not told):  # else it told nothing but a role that was told before
+        if not deltas and (delta or not choice.message):  # else it told nothing but a role that was told before
             deltas.append((Part.OPENING, rest))
         values = [(part, msgspec.Raw(_encode(piece))) for part, piece in deltas]
-        return _pieces(choice, "delta", values)
+        return _pieces(choice.fields, "delta", values)
 
-    def _with_one_role(self, delta: Fields, index: int) -> Fields:
+    def _with_one_role(self, choice: Choice) -> Fields:
+        """Return the choice's delta without a role that was told before."""
+        delta = choice.message
         if "role" not in delta:
             return delta
-        if index not in self._roles:
-            self._roles.add(index)
+        if choice.index not in self._roles:
+            self._roles.add(choice.index)
             return delta
         return {key: value for key, value in delta.items() if key != "role"}
 
 
-def _split_completion(choice: Fields) -> Iterator[tuple[Part, Fields]]:
-    text = choice.get("text", EMPTY_STRING)
-    finished = is_filled(choice.get("finish_reason"))
+def _split_completion(choice: Choice) -> Iterator[tuple[Part, Fields]]:
+    text = choice.fields.get("text", EMPTY_STRING)
     values: list[tuple[Part, msgspec.Raw]] = []
     if is_filled(text):
         values.append((Part.TEXT, text))
-    if finished:
+    if choice.finish_reason is not None:
         values.append((Part.ENDING, EMPTY_STRING if values else text))
-    return _pieces(choice, "text", values or [(Part.OPENING, text)])
+    return _pieces(choice.fields, "text", values or [(Part.OPENING, text)])
 
 
 def _pieces(choice: Fields, key: str, values: list[tuple[Part, msgspec.Raw]]) -> Iterator[tuple[Part, Fields]]:

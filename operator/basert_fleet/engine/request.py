@@ -37,6 +37,12 @@ MEDIA_MARKS = (b'"image_url"', b'"input_audio"', b'"input_image"')
 """Bodies with these carry base64, whose size says nothing about tokens."""
 
 
+TEXT = msgspec.json.Decoder(str | None)
+SWITCH = msgspec.json.Decoder(bool | None)
+OBJECT = msgspec.json.Decoder(dict[str, Any] | None)
+LIST = msgspec.json.Decoder(list[msgspec.Raw] | None)
+
+
 class InvalidRequest(FleetError):
     """A body that cannot be served as it is; the same body will never be."""
 
@@ -87,8 +93,8 @@ def peek(body: bytes, content_type: str) -> Peek:
         return Peek(form.get("model"), stream=False, has_tools=False, has_schema=False)
     fields = _read_object(body)
     return Peek(
-        model=_typed(fields, "model", str | None),
-        stream=bool(_typed(fields, "stream", bool | None)),
+        model=_typed(fields, "model", TEXT),
+        stream=bool(_typed(fields, "stream", SWITCH)),
         has_tools=_is_filled(fields, "tools") or _is_filled(fields, "functions"),
         has_schema=_wants_json(fields),
     )
@@ -115,7 +121,7 @@ def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TY
             expected_prompt_tokens=None,
         )
     fields = _read_object(body)
-    stream = endpoint.streams and bool(_typed(fields, "stream", bool | None))
+    stream = endpoint.streams and bool(_typed(fields, "stream", SWITCH))
     asked = False
     if stream:
         body, asked = _with_usage(body, fields)
@@ -133,7 +139,7 @@ def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TY
 
 def _with_usage(body: bytes, fields: Mapping[str, msgspec.Raw]) -> tuple[bytes, bool]:
     """Return the body with stream_options.include_usage set, and whether it was set already."""
-    options = _typed(fields, "stream_options", dict[str, Any] | None)
+    options = _typed(fields, "stream_options", OBJECT)
     if options is None and "stream_options" not in fields:
         end = body.rindex(
             b"}"
@@ -153,12 +159,12 @@ def _expected_tokens(endpoint: Endpoint, body: bytes) -> int | None:
 
 
 def _wants_json(fields: Mapping[str, msgspec.Raw]) -> bool:
-    wanted = _typed(fields, "response_format", dict[str, Any] | None)
+    wanted = _typed(fields, "response_format", OBJECT)
     return wanted is not None and wanted.get("type") != "text"
 
 
 def _is_filled(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
-    return bool(_typed(fields, name, list[msgspec.Raw] | None))
+    return bool(_typed(fields, name, LIST))
 
 
 class _Key:
@@ -196,12 +202,12 @@ def _read_object(body: bytes) -> dict[str, msgspec.Raw]:
     return fields
 
 
-def _typed(fields: Mapping[str, msgspec.Raw], name: str, wanted: Any) -> Any:
+def _typed(fields: Mapping[str, msgspec.Raw], name: str, wanted: msgspec.json.Decoder[Any]) -> Any:
     """Decode one member, None if it is absent."""
     if name not in fields:
         return None
     try:
-        return msgspec.json.decode(fields[name], type=wanted)
+        return wanted.decode(fields[name])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"'{name}' cannot be read: {error}.", name) from error
 

@@ -16,7 +16,7 @@ import msgspec
 from basert_fleet.core.calibration import Ending
 from basert_fleet.core.delivery import Part
 from basert_fleet.core.verdict import Reason
-from basert_fleet.engine.chunks import ChunkSplitter, Fields, choice_index, decode_choices, decode_fields, is_filled
+from basert_fleet.engine.chunks import Choice, ChunkSplitter, Fields, decode_choices, decode_fields, is_filled
 from basert_fleet.engine.connection import ResponseHead
 from basert_fleet.engine.endpoints import Kind
 from basert_fleet.engine.request import Prepared
@@ -142,7 +142,7 @@ class StreamReader:
                 return []
             choices = decode_choices(fields)
             chunks = self._splitter.split(dict(fields), choices)
-            notes.chunk(fields, choices)
+            notes.take(fields, choices)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             notes.malformed = f"an event that is no chunk: {error}"
             return []
@@ -208,7 +208,7 @@ class WholeReader:
         if is_filled(fields.get("error")):
             self._notes.engine_error = _message_of(body)
             return None
-        self._notes.document(fields)
+        self._notes.take(fields, decode_choices(fields))
         if not generates or "id" not in fields:
             return body
         return msgspec.json.encode(fields | {"id": self._prepared.request_id})
@@ -243,6 +243,9 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
+_USAGE = msgspec.json.Decoder(_Usage)
+
+
 class _Notes:
     """What one response told so far."""
 
@@ -260,17 +263,12 @@ class _Notes:
     def failed(self) -> bool:
         return self.malformed is not None or self.engine_error is not None
 
-    def chunk(self, fields: Fields, choices: list[Fields]) -> None:
-        """Take note of one chunk of a stream."""
-        self._note_usage(fields)
+    def take(self, fields: Fields, choices: list[Choice]) -> None:
+        """Take note of a chunk of a stream, or of a whole response: it is one chunk that says everything."""
+        if is_filled(fields.get("usage")):
+            self._usage = _USAGE.decode(fields["usage"])
         for choice in choices:
-            self._note_choice(choice, "delta")
-
-    def document(self, fields: Fields) -> None:
-        """Take note of a whole response: its messages are deltas that say everything at once."""
-        self._note_usage(fields)
-        for choice in decode_choices(fields):
-            self._note_choice(choice, "message")
+            self._take_choice(choice)
 
     def facts(self) -> ResponseFacts:
         finish_reason = self._finish_reasons.get(0)
@@ -285,21 +283,18 @@ class _Notes:
             engine_error=self.engine_error,
         )
 
-    def _note_usage(self, fields: Fields) -> None:
-        if is_filled(fields.get("usage")):
-            self._usage = msgspec.json.decode(fields["usage"], type=_Usage)
-
-    def _note_choice(self, choice: Fields, key: str) -> None:
-        index = choice_index(choice)
-        calls = self._calls.setdefault(index, CallDeltas())
-        if is_filled(choice.get("finish_reason")):
-            self._finish_reasons[index] = msgspec.json.decode(choice["finish_reason"], type=str)
-        if self._judges_calls and is_filled(choice.get(key)):
-            message = decode_fields(choice[key])
-            if is_filled(message.get("tool_calls")):
-                (calls.add if key == "delta" else calls.add_whole)(msgspec.json.decode(message["tool_calls"]))
-            if is_filled(message.get("function_call")):
-                calls.add_function_call(msgspec.json.decode(message["function_call"]))
+    def _take_choice(self, choice: Choice) -> None:
+        if choice.finish_reason is not None:
+            self._finish_reasons[choice.index] = choice.finish_reason
+        if choice.is_plain_text or not self._judges_calls:
+            return
+        calls = self._calls.setdefault(choice.index, CallDeltas())
+        tool_calls, function_call = choice.message.get("tool_calls"), choice.message.get("function_call")
+        if is_filled(tool_calls):
+            add = calls.add if "delta" in choice.fields else calls.add_whole
+            add(msgspec.json.decode(tool_calls))
+        if is_filled(function_call):
+            calls.add_function_call(msgspec.json.decode(function_call))
 
     def _tool_problem(self) -> Reason | None:
         if not self._judges_calls:
