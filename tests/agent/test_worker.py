@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.desk import desk, pool_document, stopped
-
 from basert_fleet.core.delivery import Outcome
 from basert_fleet.core.verdict import Reason, VerdictKind
+from support.desk import desk, pool_document, stopped
 
 
 def key_of(body: bytes) -> str:

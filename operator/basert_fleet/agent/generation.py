@@ -184,6 +184,9 @@ class Generation:
 
     def _conclude(self) -> Execution:
         proven = self._step is Step.IDLE
+        detail = self._detail
+        if self._process.exited.done():  # often known only after its connection broke
+            detail = f"the process {self._process.describe_exit()}" + (f": {detail}" if detail else "")
         if proven:
             self._journal.settled()
             self._line.remember(self._after)
@@ -192,7 +195,7 @@ class Generation:
             self._line.close()
         return Execution(
             ended=self._ended or Ended.LOST,
-            detail=self._detail,
+            detail=detail,
             idle_proven=proven,
             after=self._after if proven else None,
             first_byte_at=self._first_byte_at,
@@ -282,8 +285,6 @@ class Generation:
             self._wake()
 
     def _lost(self, detail: str) -> None:
-        if self._process.exited.done():
-            detail = f"{detail}; the process {self._process.describe_exit()}"
         self._end(Ended.LOST, detail)
         self._over(self._loop.time())
 
@@ -299,7 +300,7 @@ class Generation:
 
     def _enforce_limits(self, now: float) -> None:
         if self._process.exited.done():
-            self._kill(Ended.LOST, f"the process {self._process.describe_exit()}")
+            self._kill(Ended.LOST, "")
         elif now >= self._deadline and self._ended is None:
             self._give_up(Ended.TIMED_OUT, "the request's time was over")
         elif now >= self._deadline + self._settle_seconds and self._over_at is None:

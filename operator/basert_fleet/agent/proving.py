@@ -43,6 +43,8 @@ async def warm_up(slot: Slot, worker: BasertWorker) -> Finding:
         finding = await _canary(slot, worker, readings)
         if finding is not None:
             return finding if finding.event is Event.DIED else Finding(Event.WARM_UP_FAILED, finding.message)
+    if slot.line.slots is Slots.ABSENT:
+        return _uncalibrated(slot, worker, "the engine has no /slots.")
     requests = calibration_requests(model)
     for body in (requests.short_length, requests.long_length, requests.stop):
         execution, answer = await slot.ask(body, worker)
@@ -129,21 +131,18 @@ def policy_of(worker: BasertWorker) -> JudgePolicy:
 
 
 def _calibrate(slot: Slot, worker: BasertWorker, readings: list[Reading]) -> Finding:
-    if slot.line.slots is Slots.ABSENT:
-        note = "the engine has no /slots"
-    else:
-        fitted = fit(readings)
-        if not isinstance(fitted, NoFit):
-            slot.baseline, slot.calibration_note = fitted, ""
-            return Finding(Event.WARM)
-        note = fitted.explanation
-    slot.baseline, slot.calibration_note = None, note
+    fitted = fit(readings)
+    if isinstance(fitted, NoFit):
+        return _uncalibrated(slot, worker, fitted.explanation)
+    slot.baseline, slot.calibration_note = fitted, ""
+    return Finding(Event.WARM)
+
+
+def _uncalibrated(slot: Slot, worker: BasertWorker, why: str) -> Finding:
+    slot.baseline, slot.calibration_note = None, why
     if worker.spec.isolation.require_slots:
-        return Finding(
-            Event.WARM_UP_FAILED,
-            f"{note} Set isolation.requireSlots: false to serve by canaries alone.",
-        )
-    return Finding(Event.WARM, note)
+        return Finding(Event.WARM_UP_FAILED, f"{why} Set isolation.requireSlots: false to serve by canaries alone.")
+    return Finding(Event.WARM, why)
 
 
 def _note(readings: list[Reading], execution: Execution, facts: ResponseFacts | None) -> None:

@@ -31,6 +31,8 @@ from basert_fleet.wire.messages import Accepted, Cancel, Lease, Offer, Refused, 
 
 DRAIN_SECONDS = 5.0
 """How long an idle process may take to exit by itself once asked; it has nothing left to finish."""
+REAP_SECONDS = 5.0
+"""How long a killed process may take to be gone; the kernel needs milliseconds, a swapping machine more."""
 LOG_LINES = 5
 """How many last lines of the engine's output go into the message of a failure."""
 SPEC_CHANGED = "spec_changed"
@@ -177,6 +179,7 @@ class Worker:
             if self._slot is not None:
                 self._slot.child.kill_group()
                 self._slot.close()
+                await asyncio.wait({self._slot.child.exited}, timeout=REAP_SECONDS)
             self._record.close()
 
     def _advance(self, event: Event) -> None:
