@@ -353,6 +353,13 @@ def test_whole_response_is_judged():
     assert facts.tool_problem is Reason.TOOL_CALL_MISSING
 
 
+def test_character_cut_by_the_token_limit_is_replaced():
+    """A whole response that ends inside a character is delivered with U+FFFD in its place."""
+    body = b'{"choices":[{"message":{"content":"\xf0\x9f"},"finish_reason":"length"}]}'
+    pieces, _, _ = whole(body, prepared(stream=False))
+    assert json.loads(pieces[0].data)["choices"][0]["message"]["content"] == "\ufffd"
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"\xff", b'{"choices":7}', b'{"choices":[{"message":1}]}', b"[" * 9_999]
 )

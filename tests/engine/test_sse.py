@@ -45,6 +45,12 @@ def test_rules_of_the_standard(end):
     assert parse(end.join([*lines, b""])) == ([SseEvent(b"", b"a\n b"), SseEvent(b"error", b"")], False)
 
 
+def test_broken_characters_are_replaced():
+    """Bytes that are no UTF-8 become U+FFFD, as the standard says; whole characters stay."""
+    (event,), _ = parse("data: 桜".encode() + b"\xf0\x9f\n\n")
+    assert event.data.decode() == "桜\ufffd"
+
+
 def test_kind_ends_with_its_event():
     """An event without data is none, and its kind does not colour the next."""
     assert parse(b"event: error\n\ndata: x\n\n")[0] == [SseEvent(b"", b"x")]

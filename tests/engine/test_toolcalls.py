@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from openai.lib.streaming._deltas import accumulate_delta
 
 from basert_fleet.core.verdict import Reason
-from basert_fleet.engine.toolcalls import NO_TOOLS, Call, CallDeltas, ToolSet
+from basert_fleet.engine.toolcalls import NO_TOOLS, Call, CallDeltas, Fragment, ToolSet, by_index_appending
 
 LOOKUP = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
 
@@ -35,6 +36,20 @@ def problem_of_stream(*deltas, tools=TOOLS, finish="tool_calls"):
     for delta in deltas:
         calls.add(delta)
     return calls.problem(tools, finish)
+
+
+def as_openai_assembles(fragments):
+    """Return what OpenAI's Python library makes of these fragments, or None where it raises."""
+    told: dict = {}
+    try:
+        for one in fragments:
+            function = {"name": one.name, "arguments": one.arguments}
+            entry = {"function": {key: value for key, value in function.items() if value is not None}}
+            accumulate_delta(told, {"tool_calls": [entry if one.index is None else {"index": one.index} | entry]})
+    except (RuntimeError, TypeError):
+        return None
+    functions = [entry["function"] for entry in told.get("tool_calls", [])]
+    return [Call(function.get("name", ""), function.get("arguments", "")) for function in functions]
 
 
 def delta(index=None, id=None, name=None, arguments=None):  # noqa: A002  # the field's name
@@ -183,6 +198,20 @@ def test_whole_message_needs_no_index():
     calls = CallDeltas()
     calls.add_whole([{"function": {"name": "lookup_key", "arguments": f'{{"key":"{key}"}}'}} for key in "ab"])
     assert calls.problem(TOOLS, "tool_calls") is None
+
+
+indexed_fragments = st.lists(
+    st.builds(Fragment, st.none() | st.integers(0, 2), st.none(), st.none() | st.just("n"), st.none() | st.text())
+)
+
+
+@given(indexed_fragments)
+def test_python_assembly_is_openais(fragments):
+    """Our reading by index is what OpenAI's own library makes of the same deltas."""
+    indexes = list(dict.fromkeys(one.index for one in fragments))
+    assume(indexes[:1] != [None])  # the library takes the first delta unseen
+    assume(None in indexes or indexes == list(range(len(indexes))))  # it puts calls where their index says
+    assert by_index_appending(fragments) == as_openai_assembles(fragments)
 
 
 @given(

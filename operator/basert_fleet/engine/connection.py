@@ -154,7 +154,7 @@ class EngineConnection:
         wire = self._wire
         while not wire.events:
             if wire.gone is not None:
-                raise EngineGone(wire.gone.cause, wire.gone.detail)
+                raise EngineGone(*wire.gone)
             await wire.wait()
         return wire.take()
 
@@ -169,7 +169,7 @@ class _Wire(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.events: deque[Event] = deque()
-        self.gone: EngineGone | None = None
+        self.gone: tuple[GoneCause, str] | None = None
         self.in_response = False  # from sending a request until its response has ended
         self.last_byte_at: float | None = None
         self.buffered_bytes = 0
@@ -184,8 +184,10 @@ class _Wire(asyncio.Protocol):
     # --- the caller's side
 
     def send(self, request: bytes) -> None:
-        if self.gone is not None or self.transport is None:
-            raise self.gone or EngineGone(GoneCause.CLOSED, "the connection was never opened")
+        if self.gone is not None:
+            raise EngineGone(*self.gone)
+        if self.transport is None:
+            raise EngineGone(GoneCause.CLOSED, "the connection was never opened")
         if self.in_response:
             raise RuntimeError("a request is in progress on this connection")
         self.in_response = True
@@ -208,7 +210,7 @@ class _Wire(asyncio.Protocol):
     def abandon(self, cause: GoneCause, detail: str) -> None:
         """Close for good; the first reason stays."""
         if self.gone is None:
-            self.gone = EngineGone(cause, detail)
+            self.gone = (cause, detail)
         if self.transport is not None:
             self.transport.abort()
         self._wake()
@@ -281,7 +283,7 @@ class _Wire(asyncio.Protocol):
 
     def _retire(self) -> None:
         """End the connection after a whole response; what comes later is of no interest."""
-        self.gone = EngineGone(GoneCause.CLOSED, "the engine does not keep the connection alive")
+        self.gone = (GoneCause.CLOSED, "the engine does not keep the connection alive")
         if self.transport is not None:
             self.transport.close()
 
@@ -289,7 +291,7 @@ class _Wire(asyncio.Protocol):
         """Give up on an engine that breaks the protocol; an end it announced in the same breath is not believed."""
         if self.events and isinstance(self.events[-1], EndOfResponse):
             self.events.pop()
-        self.gone = EngineGone(GoneCause.PROTOCOL, detail)
+        self.gone = (GoneCause.PROTOCOL, detail)
         if self.transport is not None:
             self.transport.abort()
 

@@ -20,7 +20,7 @@ from basert_fleet.engine.chunks import Choice, ChunkSplitter, Fields, decode_cho
 from basert_fleet.engine.connection import ResponseHead
 from basert_fleet.engine.endpoints import Kind
 from basert_fleet.engine.request import Prepared
-from basert_fleet.engine.sse import EventTooLong, SseEvent, SseParser
+from basert_fleet.engine.sse import EventTooLong, SseEvent, SseParser, valid_utf8
 from basert_fleet.engine.toolcalls import CallDeltas
 
 JSON_TYPE = "application/json"
@@ -195,7 +195,7 @@ class WholeReader:
         if self._prepared.endpoint.kind is Kind.TRANSCRIPTION:
             return body  # text, subtitles or JSON, as the form asked
         try:
-            return self._read_json(body)
+            return self._read_json(valid_utf8(body))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._notes.malformed = f"a response that is not as expected: {error}"
             return None

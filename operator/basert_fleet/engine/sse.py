@@ -16,6 +16,14 @@ class EventTooLong(ValueError):
         super().__init__(f"an event of more than {MAX_EVENT_BYTES} bytes")
 
 
+def valid_utf8(data: bytes) -> bytes:
+    """Return text with U+FFFD for what is no UTF-8: an answer cut by its token limit may end inside a character.
+
+    The standard wants streams decoded so; strict JSON readers of the clients would fail on the bytes as they are.
+    """
+    return data if data.isascii() else data.decode("utf-8", "replace").encode()
+
+
 @dataclass(frozen=True, slots=True)
 class SseEvent:
     """One event that has data; comments, ids and retry times are of no use here and left out."""
@@ -23,7 +31,7 @@ class SseEvent:
     kind: bytes
     """The value of its `event` field; empty for the usual message."""
     data: bytes
-    """Its data lines, joined by line feeds."""
+    """Its data lines, joined by line feeds; valid UTF-8."""
 
 
 class SseParser:
@@ -85,7 +93,7 @@ class SseParser:
         return None
 
     def _dispatch(self) -> SseEvent | None:
-        event = SseEvent(self._kind, b"\n".join(self._data)) if self._data else None
+        event = SseEvent(self._kind, valid_utf8(b"\n".join(self._data))) if self._data else None
         self._kind, self._size = b"", 0
         self._data.clear()
         return event
