@@ -70,6 +70,7 @@ def test_a_probe_asked_before_the_end_is_no_proof() -> None:
     clock.settling.head_seen()
     clock.settling.end_mark(5)
     assert clock.settling.probe(UNMOVED, asked_at=4.9, now=6) is Step.WAIT
+    assert clock.settling.probe(UNMOVED, asked_at=5, now=6) is Step.WAIT
     assert clock.settling.probe(UNMOVED, asked_at=6, now=6.1) is Step.IDLE
 
 
@@ -162,7 +163,7 @@ def test_an_old_probe_does_not_make_a_request_swallowed() -> None:
     """The request may have started since: only a probe asked after the watchdog fired decides."""
     clock = Clock()
     clock.settling.first_byte_expired(5)
-    assert clock.settling.probe(UNMOVED, asked_at=4, now=6) is Step.WAIT
+    assert clock.settling.probe(UNMOVED, asked_at=5, now=6) is Step.WAIT
 
 
 @pytest.mark.parametrize("probe", [RUNNING, None])

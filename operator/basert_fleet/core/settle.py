@@ -79,7 +79,7 @@ class Settling:
         """Take one answer of /slots, or None for its silence (C16). This is also the clock's tick.
 
         `asked_at` is when the probe was sent. One that was under way while the request started or ended may tell of
-        the time before, so only a probe that was asked after the end proves it.
+        the time before, so only a probe asked later than the end proves it; asked at the very same time, it does not.
         """
         if probe is not None:
             self._see(probe, asked_at, now)
@@ -128,9 +128,9 @@ class Settling:
         if probe.is_processing:
             self._spare()
         elif self._over_at is not None and self._start_seen:
-            if asked_at >= self._over_at:
+            if asked_at > self._over_at:
                 self._decide(Step.IDLE)
-        elif self._expired_at is not None and not self._head_seen and asked_at >= self._expired_at:
+        elif self._expired_at is not None and not self._head_seen and asked_at > self._expired_at:
             self._see_unanswered(now)
 
     def _see_unanswered(self, now: float) -> None:
