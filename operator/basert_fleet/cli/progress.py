@@ -1,0 +1,59 @@
+"""What `up` tells a person of its workers: plain lines, one per change that matters."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from basert_fleet.core.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from basert_fleet.wire.messages import WorkerStatus
+
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        State.STARTING: "starts",
+        State.WARMING: "listens, and must now answer a canary",
+        State.READY: "is ready",
+        State.DRAINING: "takes no more requests",
+        State.STOPPING: "is being stopped",
+        State.STOPPED: "has stopped",
+        State.BACKOFF: "failed, and is tried again soon",
+        State.FATAL: "failed too often, and waits for a changed fleet file",
+    }
+)
+"""TESTING is not told: a canary between two requests is everyday life."""
+
+
+class Progress:
+    """Turns what agents report into lines."""
+
+    def __init__(self, say: Callable[[str], None], ready: Callable[[str], None]) -> None:
+        """Tell lines to `say`; call `ready` once, with the pool of the first worker that is."""
+        self._say, self._ready = say, ready
+        self._last: dict[str, str] = {}
+        self._problems: set[tuple[str, str]] = set()
+        self._is_ready = False
+
+    def worker(self, status: WorkerStatus) -> None:
+        """Take in a worker's new phase."""
+        before = self._last.get(status.worker, State.STOPPED.value)
+        if status.phase not in WORDS or status.phase == before:
+            return
+        self._last[status.worker] = status.phase
+        reason = f": {status.message}" if status.message and status.phase != State.STOPPED else ""
+        self._say(f"{status.worker} {WORDS[status.phase]}{reason}")
+        if status.phase == State.READY and not self._is_ready:
+            self._is_ready = True
+            self._ready(status.pool)
+
+    def pools(self, observed: Iterable[Mapping[str, Any]]) -> None:
+        """Take in the pools of the observed page; tell each problem when it comes up, and when it is over."""
+        now = {(pool["name"], problem["message"]) for pool in observed for problem in pool["conditions"]}
+        for name, message in sorted(now - self._problems):
+            self._say(f"pool {name}: {message}")
+        for name in sorted({name for name, _ in self._problems} - {name for name, _ in now}):
+            self._say(f"pool {name}: nothing is in its way any more")
+        self._problems = now

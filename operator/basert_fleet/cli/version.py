@@ -1,0 +1,26 @@
+"""`basert-fleet version`: which version this is."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from basert_fleet.cli.exits import Exit
+
+if TYPE_CHECKING:
+    import argparse
+
+
+SUMMARY = "print the version"
+DESCRIPTION = "Prints the version, and nothing else, on standard output."
+
+
+def add_arguments(_parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes: nothing."""
+
+
+def run(_args: argparse.Namespace) -> Exit:
+    """Run the command."""
+    sys.stdout.write(f"{version('basert-fleet')}\n")
+    return Exit.OK

@@ -1,0 +1,67 @@
+"""What a person is told of the workers: each change that matters, once, and when requests can be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from basert_fleet.cli.progress import Progress
+from basert_fleet.core.lifecycle import State
+from basert_fleet.wire.messages import WorkerStatus
+
+
+class Told:
+    """A progress and what it told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.ready: list[str] = []
+        self.progress = Progress(self.lines.append, self.ready.append)
+
+    def goes_through(self, *phases: State, worker: str = "qwen-0", message: str = "") -> None:
+        for phase in phases:
+            self.progress.worker(
+                WorkerStatus(worker, "qwen", phase=phase.value, generation=1, template="t", message=message)
+            )
+
+
+def test_a_start_is_told_phase_by_phase() -> None:
+    """A person sees that something happens, and when it is done."""
+    told = Told()
+    told.goes_through(State.STOPPED, State.STARTING, State.WARMING, State.READY)
+    assert told.lines == [
+        "qwen-0 starts",
+        "qwen-0 listens, and must now answer a canary",
+        "qwen-0 is ready",
+    ]
+
+
+def test_everyday_canaries_are_not_told() -> None:
+    """A worker that is tested between two requests and is ready again is no news."""
+    told = Told()
+    told.goes_through(State.READY, State.TESTING, State.READY, State.TESTING, State.READY)
+    assert told.lines == ["qwen-0 is ready"]
+
+
+def test_a_failure_is_told_with_its_reason() -> None:
+    """The reason that the agent gives is part of the line."""
+    told = Told()
+    told.goes_through(State.STARTING)
+    told.goes_through(State.BACKOFF, message="the process exited with status 1")
+    assert told.lines[-1] == "qwen-0 failed, and is tried again soon: the process exited with status 1"
+
+
+def test_the_first_ready_worker_makes_the_fleet_ready() -> None:
+    """How to send a request is told once."""
+    told = Told()
+    told.goes_through(State.READY, State.STOPPING, State.READY)
+    told.goes_through(State.READY, worker="qwen-1")
+    assert told.ready == ["qwen"]
+
+
+def test_a_pools_problem_is_told_when_it_comes_and_when_it_goes() -> None:
+    """A condition that lasts is told once, not every second."""
+    told = Told()
+    problem: list[dict[str, Any]] = [{"name": "qwen", "conditions": [{"message": "there is no node"}]}]
+    for observed in (problem, problem, [{"name": "qwen", "conditions": []}]):
+        told.progress.pools(observed)
+    assert told.lines == ["pool qwen: there is no node", "pool qwen: nothing is in its way any more"]
