@@ -113,10 +113,17 @@ def test_a_taken_port_is_status_1(file: Path, tmp_path: Path) -> None:
 UP = [sys.executable, "-m", "basert_fleet.cli.main", "up"]
 
 
-async def test_the_program_serves_until_a_signal(file: Path, tmp_path: Path) -> None:
-    """The real program brings its workers up, on the event loop that it chooses, and SIGTERM ends it with status 0."""
+@pytest.fixture
+def file_with_a_worker(file: Path) -> Path:
+    """A fleet file with one emulated worker."""
     emulator = [sys.executable, "-m", "basert_fleet.sim"]
     file.write_text(EMPTY.replace("replicas: 0", f"server: {{command: {emulator}}}"))
+    return file
+
+
+async def test_the_program_serves_until_a_signal(file_with_a_worker: Path, tmp_path: Path) -> None:
+    """The real program brings its workers up, on the event loop that it chooses, and SIGTERM ends it with status 0."""
+    file = file_with_a_worker
     process = await asyncio.create_subprocess_exec(
         *UP, str(file), "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "s"),
         stderr=asyncio.subprocess.PIPE,

@@ -30,7 +30,7 @@ def test_a_start_is_told_phase_by_phase() -> None:
     told.goes_through(State.STOPPED, State.STARTING, State.WARMING, State.READY)
     assert told.lines == [
         "qwen-0 starts",
-        "qwen-0 listens, and must now answer a canary",
+        "qwen-0 listens, and is tried out",
         "qwen-0 is ready",
     ]
 

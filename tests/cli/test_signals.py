@@ -25,6 +25,16 @@ async def test_the_first_signal_stops_and_the_second_hurries(number: signal.Sign
     assert signal.getsignal(number) in (before, signal.SIG_DFL, signal.default_int_handler)
 
 
+async def test_an_ignored_signal_stays_ignored() -> None:
+    """A fleet that was started with nohup outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts().listening():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_work_is_finished_without_a_second_signal() -> None:
     """Work that may take its time gives its result."""
 

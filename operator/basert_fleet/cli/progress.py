@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         State.STARTING: "starts",
-        State.WARMING: "listens, and must now answer a canary",
+        State.WARMING: "listens, and is tried out",
         State.READY: "is ready",
         State.DRAINING: "takes no more requests",
         State.STOPPING: "is being stopped",

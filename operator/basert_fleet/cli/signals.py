@@ -29,14 +29,15 @@ class Interrupts:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Receive the process's signals within the block."""
+        """Receive the process's signals within the block; those that it was started to ignore (nohup) stay ignored."""
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in heeded:
             loop.add_signal_handler(number, self.received)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in heeded:
                 loop.remove_signal_handler(number)
 
     async def unless_at_once(self, work: Coroutine[None, None, Result]) -> Result | None:

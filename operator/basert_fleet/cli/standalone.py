@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -124,10 +126,10 @@ class _Standalone:
     def _tell_ready(self, pool: str) -> None:
         model = next(model for model, owner in self._fleet.models().items() if owner == pool)
         key = "" if self._settings.keys_file is None else " -H 'Authorization: Bearer YOUR-KEY'"
-        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]}))
         self._say(
             f"Ready. Base URL for OpenAI clients: {self.url}/v1\n"
-            f"  curl {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+            f"  curl {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}"
         )
 
 

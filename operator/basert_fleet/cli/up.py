@@ -28,8 +28,8 @@ Runs the pools of FILE, the same BasertPool documents that Kubernetes takes, and
 endpoint. Changes of FILE take effect while it runs; a wrong FILE is told and changes nothing. The first SIGTERM or
 Ctrl-C lets running requests finish (at most a minute), a second one stops at once.
 """
-OPEN_FILES = 65_536
-"""Chosen: a client costs one descriptor. macOS gives a process 256 unless it asks for more."""
+OPEN_FILES = 10_240
+"""A client costs one descriptor. macOS gives a process 256 unless it asks for more, and takes no more than this."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
