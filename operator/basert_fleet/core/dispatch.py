@@ -16,10 +16,10 @@ A slot is offered, leased, or out of use. Only a newer offer brings it (back) in
 Who is next: first the class, then the tenant in it, then the tenant's first request.
 
 - The class: the highest, where a class counts one higher for each AGING_SECONDS that have passed since the oldest of
-  its requests that could run now arrived, up to the highest. Classes that count the same take turns, so that an old backlog
-  of low requests gets a share of the slots and not all of them. A class rises as a whole: if each request rose alone, a
-  tenant with many old requests would overtake the fresh ones of others, and fairness would be lost wherever requests
-  are long.
+  its requests that could run now arrived, up to the highest. Classes that count the same take turns, so that an old
+  backlog of low requests gets a share of the slots and not all of them. A class rises as a whole: if each request rose
+  alone, a tenant with many old requests would overtake the fresh ones of others, and fairness would be lost wherever
+  requests are long.
 - The tenant: see `fairness`.
 - Requests that may not run on any idle slot are skipped; they keep their place.
 
@@ -201,14 +201,14 @@ class Dispatch:
     def offer(self, worker: str, epoch: Epoch, now: float) -> Effects:
         """Take a slot into use. A newer offer ends an older lease of that slot; an older one is dropped."""
         effects: Effects = ()
-        match self._slots.judge_offer(worker, epoch):
-            case OfferKind.STALE:
-                self._stale += 1
-            case OfferKind.FOREIGN:
-                self._lease_violations += 1
-            case OfferKind.VALID:
-                effects = self._lose(worker, now)
-                self._slots.put_idle(worker, epoch)
+        kind = self._slots.judge_offer(worker, epoch)
+        if kind is OfferKind.STALE:
+            self._stale += 1
+        elif kind is OfferKind.FOREIGN:
+            self._lease_violations += 1
+        else:
+            effects = self._lose(worker, now)
+            self._slots.put_idle(worker, epoch)
         return self._conclude(effects, now)
 
     def withdraw(self, worker: str, epoch: Epoch, now: float) -> Effects:
@@ -218,14 +218,20 @@ class Dispatch:
         return self._conclude((), now)
 
     def accepted(self, request_id: str, epoch: Epoch, now: float) -> Effects:
-        """Note that the agent took the lease: from now on no timer ends it (C29)."""
+        """Note that the agent took the lease: from now on no timer ends it (C29).
+
+        Epochs are a worker's own: the caller has found the request by worker and epoch, and drops what it cannot find.
+        """
         lease = self._lease(request_id, epoch)
         if lease is not None:
             self._slots.accept(lease)
         return self._conclude((), now)
 
     def refused(self, request_id: str, epoch: Epoch, now: float) -> Effects:
-        """Put the request back to its place: the lease came too late for its offer, and was no attempt."""
+        """Put the request back to its place: the lease came too late for its offer, and was no attempt.
+
+        Epochs are a worker's own: the caller has found the request by worker and epoch, and drops what it cannot find.
+        """
         lease = self._lease(request_id, epoch)
         if lease is not None:
             self._put_back(lease, now)

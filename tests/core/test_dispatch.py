@@ -1,0 +1,419 @@
+"""What becomes of requests and slots, case by case; orders of events are walked in `test_dispatch_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+
+from basert_fleet.core.dispatch import (
+    ACCEPT_SECONDS,
+    Assign,
+    CancelLease,
+    Dispatch,
+    Effect,
+    LeaseLost,
+    Limits,
+    Priority,
+    Refusal,
+    Refuse,
+    Request,
+    Retake,
+)
+from basert_fleet.core.epoch import Epoch
+from basert_fleet.core.heap import SLACK, KeyedHeap
+
+FAR = 10_000.0
+
+
+def make_dispatch(max_requests: int = 100, max_bytes: int = 1000, max_wait_seconds: float = 300.0) -> Dispatch:
+    """Return a pool's dispatcher."""
+    return Dispatch(Limits(max_requests, max_bytes, max_wait_seconds))
+
+
+def make_request(
+    name: str,
+    *,
+    tenant: str = "t",
+    priority: Priority = Priority.NORMAL,
+    size_bytes: int = 1,
+    max_wait_seconds: float | None = None,
+    deadline: float = FAR,
+) -> Request:
+    """Return a request that is ordinary but for what the test says."""
+    return Request(name, tenant, 1.0, priority, size_bytes, max_wait_seconds, deadline)
+
+
+def epoch(counter: int, generation: int = 1, incarnation: str = "agent") -> Epoch:
+    """Return an epoch; the counter is what tests tell apart."""
+    return Epoch(incarnation, generation, counter)
+
+
+def assigned(effects: Iterable[Effect]) -> list[tuple[str, str]]:
+    """Return (request, worker) of each assignment."""
+    return [(effect.request_id, effect.worker) for effect in effects if isinstance(effect, Assign)]
+
+
+def run_to_end(dispatch: Dispatch, request_id: str, worker: str, at: Epoch, *, start: float, end: float) -> None:
+    """Let an assigned request run; it is then to be decided about."""
+    dispatch.accepted(request_id, at, start)
+    dispatch.slot_ended(worker, at, end)
+
+
+def test_a_request_takes_an_idle_slot_at_once() -> None:
+    """A slot that waits for work gets the next request, as the lease of its offer."""
+    dispatch = make_dispatch()
+    assert dispatch.offer("w", epoch(1), 0.0) == ()
+    assert dispatch.enqueue(make_request("a"), 1.0) == (Assign("a", "w", epoch(1)),)
+
+
+def test_a_pool_at_zero_queues_and_serves_its_first_worker() -> None:
+    """Requests that came while there was no worker run as soon as one is offered, the first one first (C28)."""
+    dispatch = make_dispatch()
+    for name in "abc":
+        assert dispatch.enqueue(make_request(name), 0.0) == ()
+    assert assigned(dispatch.offer("w", epoch(1), 60.0)) == [("a", "w")]
+
+
+def test_no_time_frees_a_running_lease() -> None:
+    """However long an accepted lease runs, its slot is taken (C29)."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a", deadline=10.0), 0.0)
+    dispatch.accepted("a", epoch(1), 1.0)
+    assert dispatch.next_wake() is None
+    assert dispatch.tick(FAR) == ()
+    assert dispatch.snapshot(FAR).in_flight == 1
+
+
+def test_an_ended_slot_is_used_again_only_after_a_new_offer() -> None:
+    """The end of a lease is no offer: the slot is still to be proven idle."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.enqueue(make_request("b"), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.1, end=5.0)
+    assert dispatch.offer("w", epoch(1), 5.0) == ()  # a late copy of the old offer
+    assert assigned(dispatch.offer("w", epoch(2), 5.0)) == [("b", "w")]
+
+
+def test_the_slot_idle_longest_is_taken() -> None:
+    """Work spreads evenly: slots are used in the order of their offers."""
+    dispatch = make_dispatch()
+    for counter, worker in enumerate(["b", "a", "c"], start=1):
+        dispatch.offer(worker, epoch(counter), 0.0)
+    dispatch.offer("b", epoch(4), 0.0)  # renewed
+    got = [assigned(dispatch.enqueue(make_request(name), 0.0))[0][1] for name in "123"]
+    assert got == ["a", "c", "b"]
+
+
+def test_a_lease_that_nobody_accepts_is_taken_back() -> None:
+    """After ACCEPT_SECONDS the request is first again, its lease cancelled, its slot out of use till a newer offer."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.enqueue(make_request("b"), 0.0)
+    assert dispatch.next_wake() == ACCEPT_SECONDS
+    assert dispatch.tick(ACCEPT_SECONDS) == (CancelLease("w", epoch(1)), Retake("a", "w", epoch(1)))
+    assert dispatch.accepted("a", epoch(1), 3.0) == ()  # too late
+    assert dispatch.slot_ended("w", epoch(1), 3.0) == ()
+    assert dispatch.snapshot(3.0).idle == 0
+    assert assigned(dispatch.offer("w", epoch(2), 4.0)) == [("a", "w")]
+
+
+def test_a_refused_lease_goes_back_to_its_place() -> None:
+    """A lease that crossed a withdrawal is no attempt: its request is first again."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.enqueue(make_request("b"), 0.0)
+    assert dispatch.withdraw("w", epoch(1), 0.1) == ()
+    assert dispatch.refused("a", epoch(1), 0.2) == ()
+    assert assigned(dispatch.offer("w", epoch(2), 1.0)) == [("a", "w")]
+
+
+def test_a_withdrawn_offer_gets_no_request() -> None:
+    """Once an offer is taken back, requests wait."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.withdraw("w", epoch(1), 0.0)
+    assert dispatch.enqueue(make_request("a"), 1.0) == ()
+
+
+def test_a_retry_keeps_its_place_and_avoids_the_process() -> None:
+    """It is skipped while only the excluded process is idle, and first for any other, its next generation included."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    for name in "abc":
+        dispatch.enqueue(make_request(name), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.1, end=5.0)
+    assert dispatch.retry("a", frozenset({("w", 1)}), 5.0) == ()
+    assert assigned(dispatch.offer("w", epoch(2), 6.0)) == [("b", "w")]
+    assert assigned(dispatch.offer("w", epoch(3, generation=2), 9.0)) == [("a", "w")]
+
+
+def test_exclusions_of_several_retries_add_up() -> None:
+    """A request that failed on two workers avoids both."""
+    dispatch = make_dispatch()
+    dispatch.offer("v", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    run_to_end(dispatch, "a", "v", epoch(1), start=0.1, end=5.0)
+    dispatch.retry("a", frozenset({("v", 1)}), 5.0)
+    dispatch.offer("w", epoch(1), 6.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=6.0, end=7.0)
+    dispatch.retry("a", frozenset({("w", 1)}), 7.0)
+    assert dispatch.offer("v", epoch(2), 8.0) == ()
+    assert dispatch.offer("w", epoch(2), 8.0) == ()
+    assert assigned(dispatch.offer("x", epoch(1), 9.0)) == [("a", "x")]
+
+
+def test_a_retry_is_never_refused_for_a_full_queue_or_the_waiting_limit() -> None:
+    """It ran before: only its total time ends its waiting."""
+    dispatch = make_dispatch(max_requests=1, max_wait_seconds=20.0)
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a", deadline=500.0), 0.0)
+    dispatch.enqueue(make_request("b"), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.1, end=5.0)
+    assert dispatch.retry("a", frozenset({("w", 1)}), 5.0) == ()
+    assert dispatch.tick(499.0) == (Refuse("b", Refusal.QUEUE_TIMEOUT, 18),)
+    assert dispatch.tick(500.0) == (Refuse("a", Refusal.REQUEST_TIMEOUT, None),)
+
+
+def test_only_a_request_whose_lease_is_over_can_be_retried() -> None:
+    """To retry what still waits or runs would run it twice: a caller's bug."""
+    dispatch = make_dispatch()
+    dispatch.enqueue(make_request("a"), 0.0)
+    with pytest.raises(ValueError, match="before its lease is over"):
+        dispatch.retry("a", frozenset(), 0.0)
+    dispatch.offer("w", epoch(1), 0.0)
+    with pytest.raises(ValueError, match="before its lease is over"):
+        dispatch.retry("a", frozenset(), 0.0)
+
+
+def test_a_request_is_known_once() -> None:
+    """An id that is waiting, leased or to be decided about is refused as a caller's bug."""
+    dispatch = make_dispatch()
+    for step in (
+        lambda: dispatch.enqueue(make_request("a"), 0.0),
+        lambda: dispatch.offer("w", epoch(1), 0.0),
+        lambda: dispatch.slot_ended("w", epoch(1), 1.0),
+    ):
+        step()
+        with pytest.raises(ValueError, match="already here"):
+            dispatch.enqueue(make_request("a"), 1.0)
+    dispatch.finished("a", 1.0)
+    assert dispatch.enqueue(make_request("a"), 1.0) == ()
+
+
+def test_a_client_that_leaves_while_waiting_frees_its_place() -> None:
+    """Its room in the queue is free at once, and nothing is aborted (C03)."""
+    dispatch = make_dispatch(max_requests=1)
+    dispatch.enqueue(make_request("a"), 0.0)
+    assert dispatch.cancel("a", 1.0) == ()
+    assert dispatch.enqueue(make_request("b"), 1.0) == ()
+    assert dispatch.snapshot(1.0).queued_requests == 1
+
+
+def test_a_client_that_leaves_while_running_frees_no_slot() -> None:
+    """The lease is cancelled, and the slot stays taken until its agent has proven it idle (C03, C39)."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.accepted("a", epoch(1), 0.1)
+    assert dispatch.cancel("a", 1.0) == (CancelLease("w", epoch(1)),)
+    assert dispatch.snapshot(1.0).in_flight == 1
+    dispatch.slot_ended("w", epoch(1), 9.0)
+    assert dispatch.snapshot(9.0).demand == 0
+
+
+def test_a_retry_after_the_client_left_does_nothing() -> None:
+    """A decision that crosses the client's leaving brings nothing back."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.1, end=5.0)
+    dispatch.cancel("a", 5.0)
+    assert dispatch.retry("a", frozenset(), 5.0) == ()
+    assert dispatch.snapshot(5.0).demand == 0
+
+
+@pytest.mark.parametrize(("max_requests", "max_bytes"), [(2, 1000), (100, 20)])
+def test_a_full_queue_refuses(max_requests: int, max_bytes: int) -> None:
+    """By count and by bytes, with the time in which the queue should be worked off."""
+    dispatch = make_dispatch(max_requests, max_bytes)
+    for name in "ab":
+        assert dispatch.enqueue(make_request(name, size_bytes=10), 0.0) == ()
+    assert dispatch.enqueue(make_request("c", size_bytes=10), 0.0) == (Refuse("c", Refusal.QUEUE_FULL, 30),)
+
+
+def test_a_full_queue_has_room_again_when_waiting_is_over() -> None:
+    """Those whose time is over make room for one that comes at that moment."""
+    dispatch = make_dispatch(max_requests=1)
+    dispatch.enqueue(make_request("a"), 0.0)
+    assert dispatch.enqueue(make_request("b"), 300.0) == (Refuse("a", Refusal.QUEUE_TIMEOUT, 10),)
+    assert dispatch.snapshot(300.0).queued_requests == 1
+
+
+def test_a_queue_of_no_length_still_serves_idle_slots() -> None:
+    """A request that need not wait is not refused for a full queue."""
+    dispatch = make_dispatch(max_requests=0)
+    dispatch.offer("w", epoch(1), 0.0)
+    assert assigned(dispatch.enqueue(make_request("a"), 0.0)) == [("a", "w")]
+    assert dispatch.enqueue(make_request("b"), 0.0) == (Refuse("b", Refusal.QUEUE_FULL, 10),)
+
+
+def test_retry_after_follows_service_time_and_slots() -> None:
+    """More slots and shorter leases shorten it, within one second and two minutes."""
+    dispatch = make_dispatch(max_requests=0)
+    for index in range(40):
+        worker, at = f"w-{index}", epoch(1)
+        dispatch.offer(worker, at, 0.0)
+        dispatch.enqueue(make_request(worker), 0.0)
+        run_to_end(dispatch, worker, worker, at, start=0.0, end=0.0)
+        dispatch.finished(worker, 0.0)
+    assert dispatch.enqueue(make_request("short"), 0.0) == (Refuse("short", Refusal.QUEUE_FULL, 1),)
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.0, end=5000.0)
+    assert dispatch.enqueue(make_request("long"), 5000.0) == (Refuse("long", Refusal.QUEUE_FULL, 120),)
+
+
+@pytest.mark.parametrize(("asked", "waits"), [(None, 300.0), (50.0, 50.0), (900.0, 300.0)])
+def test_waiting_is_limited_by_pool_and_client(asked: float | None, waits: float) -> None:
+    """A client may shorten the pool's limit and not lengthen it."""
+    dispatch = make_dispatch()
+    dispatch.enqueue(make_request("a", max_wait_seconds=asked), 0.0)
+    assert dispatch.next_wake() == waits
+    assert dispatch.tick(waits - 0.1) == ()
+    assert dispatch.tick(waits) == (Refuse("a", Refusal.QUEUE_TIMEOUT, 10),)
+
+
+def test_the_total_time_ends_waiting_too() -> None:
+    """A request whose total time is over before its waiting time times out as a request."""
+    dispatch = make_dispatch()
+    dispatch.enqueue(make_request("a", deadline=10.0), 0.0)
+    dispatch.enqueue(make_request("b", deadline=10.0), 0.0)
+    assert dispatch.tick(10.0) == tuple(Refuse(name, Refusal.REQUEST_TIMEOUT, None) for name in "ab")
+
+
+def test_new_limits_hold_for_those_who_come_later() -> None:
+    """A shorter queue turns nobody away who waits already."""
+    dispatch = make_dispatch()
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.limits = Limits(1, 1000, 10.0)
+    assert dispatch.tick(299.0) == ()
+    assert dispatch.enqueue(make_request("b"), 299.0) == (Refuse("b", Refusal.QUEUE_FULL, 20),)
+
+
+def test_a_pool_that_can_have_no_slot_refuses_all() -> None:
+    """Those who wait, those who come and those who would run again, until it can."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    for name in "ab":
+        dispatch.enqueue(make_request(name), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.1, end=5.0)
+    assert dispatch.capacity(possible=False, now=5.0) == (Refuse("b", Refusal.NO_CAPACITY, None),)
+    assert dispatch.retry("a", frozenset(), 5.0) == (Refuse("a", Refusal.NO_CAPACITY, None),)
+    assert dispatch.enqueue(make_request("c"), 5.0) == (Refuse("c", Refusal.NO_CAPACITY, None),)
+    assert dispatch.capacity(possible=True, now=6.0) == ()
+    assert dispatch.enqueue(make_request("d"), 6.0) == ()
+
+
+def test_a_newer_offer_ends_an_older_lease() -> None:
+    """The agent has forgotten that lease: its request is to be decided about."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.enqueue(make_request("b"), 0.0)
+    assert dispatch.offer("w", epoch(2), 1.0) == (LeaseLost("a", "w", epoch(1)), Assign("b", "w", epoch(2)))
+    assert dispatch.snapshot(1.0).deciding == 1
+
+
+def test_offers_without_order_are_refused_while_leased() -> None:
+    """Another incarnation that offers a leased worker is refused and counted until the old agent is known lost."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.enqueue(make_request("b"), 0.0)
+    clone = epoch(1, incarnation="clone")
+    assert dispatch.offer("w", clone, 1.0) == ()
+    assert dispatch.snapshot(1.0).lease_violations == 1
+    assert dispatch.agent_lost(["w", "never-heard-of"], 1.5) == (LeaseLost("a", "w", epoch(1)),)
+    assert dispatch.offer("w", clone, 1.6) == (Assign("b", "w", clone),)
+    assert dispatch.snapshot(1.6).lease_violations == 1
+
+
+def test_another_incarnation_may_offer_an_unleased_worker() -> None:
+    """A worker that moved to another agent is used there."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(7), 0.0)
+    dispatch.offer("w", epoch(1, incarnation="other"), 1.0)
+    assert dispatch.enqueue(make_request("a"), 2.0) == (Assign("a", "w", epoch(1, incarnation="other")),)
+
+
+def test_a_storm_of_aborts_leaves_nothing_behind() -> None:
+    """Under overload with many aborts a worker never has two leases, and then all gauges are 0 (C31, C36)."""
+    random, dispatch = Random(36), make_dispatch(max_requests=50)
+    held: dict[str, Assign] = {}
+    counters = dict.fromkeys((f"w-{index}" for index in range(5)), 0)
+    open_requests: set[str] = set()
+
+    def perform(effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            if isinstance(effect, Assign):
+                assert effect.worker not in held
+                held[effect.worker] = effect
+                perform(dispatch.accepted(effect.request_id, effect.epoch, now))
+            elif isinstance(effect, Refuse):
+                open_requests.remove(effect.request_id)
+
+    for number in range(3000):
+        now = number / 100
+        open_requests.add(f"r-{number}")
+        tenant, priority = f"t-{random.randrange(7)}", random.choice(list(Priority))
+        perform(dispatch.enqueue(make_request(f"r-{number}", tenant=tenant, priority=priority), now))
+        if random.random() < 0.7:
+            gone = random.choice(sorted(open_requests) or ["nobody"])
+            open_requests.discard(gone)
+            perform(dispatch.cancel(gone, now))
+        worker = random.choice(list(counters))
+        if lease := held.pop(worker, None):
+            perform(dispatch.slot_ended(worker, lease.epoch, now))
+            perform(dispatch.finished(lease.request_id, now))
+            open_requests.discard(lease.request_id)
+        counters[worker] += 1
+        perform(dispatch.offer(worker, epoch(counters[worker]), now))
+        assert dispatch.snapshot(now).demand == len(open_requests | {lease.request_id for lease in held.values()})
+
+    for request_id in sorted(open_requests):
+        dispatch.cancel(request_id, now)
+    for worker, lease in held.items():
+        dispatch.slot_ended(worker, lease.epoch, now)
+    snapshot = dispatch.snapshot(now)
+    assert (snapshot.demand, snapshot.queued, snapshot.queued_bytes, snapshot.oldest_seconds) == (0, {}, 0, 0.0)
+    assert snapshot.lease_violations == snapshot.stale == 0
+
+
+def test_ten_thousand_waiting_requests_are_served_in_order() -> None:
+    """A long queue loses and swaps nobody; in time linear in its length, or this would take minutes."""
+    dispatch = make_dispatch(max_requests=10_000, max_bytes=10_000)
+    for number in range(10_000):
+        dispatch.enqueue(make_request(str(number)), 0.0)
+    for number in range(10_000):
+        at = epoch(number + 1)
+        assert dispatch.offer("w", at, 0.0) == (Assign(str(number), "w", at),)
+        dispatch.slot_ended("w", at, 0.0)
+        dispatch.finished(str(number), 0.0)
+
+
+def test_a_keyed_heap_holds_few_dead_entries() -> None:
+    """What is taken out before its turn does not stay in memory until its turn."""
+    heap = KeyedHeap()
+    heap.put("first", 0.0)
+    for number in range(10_000):
+        heap.put("moving", 1.0 + number)
+    assert len(heap) == 2
+    assert len(heap._heap) <= 2 * len(heap) + SLACK
+    assert list(heap.take_until(1e6)) == ["first", "moving"]
+    assert heap.first_rank() is None

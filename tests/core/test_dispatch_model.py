@@ -1,0 +1,374 @@
+"""The dispatcher against a small model: its promises hold in whatever order things happen (C01, C03, C29, C31, C36)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from basert_fleet.core.dispatch import (
+    ACCEPT_SECONDS,
+    Assign,
+    CancelLease,
+    Dispatch,
+    Effect,
+    LeaseLost,
+    Limits,
+    Priority,
+    Refusal,
+    Refuse,
+    Request,
+    Retake,
+)
+from basert_fleet.core.epoch import Epoch
+
+WORKERS = ("a-0", "a-1", "b-0")
+LIMITS = Limits(max_requests=4, max_bytes=40, max_wait_seconds=30.0)
+
+
+class Where(Enum):
+    WAITING = "waiting"
+    LEASED = "leased"
+    DECIDING = "deciding"
+    OVER = "over"
+
+
+@dataclass
+class Known:
+    """What the model knows of one request."""
+
+    request: Request
+    number: int
+    arrived: float
+    where: Where = Where.WAITING
+    exclude: frozenset[tuple[str, int]] = frozenset()
+    retried: bool = False
+    ends: int = 0
+
+    @property
+    def expires(self) -> float:
+        return self.request.deadline if self.retried else min(self.arrived + 30.0, self.request.deadline)
+
+
+@dataclass
+class Slot:
+    """What the model knows of one worker. `request` is the one whose lease it holds, given up or not."""
+
+    incarnation: int = 1
+    generation: int = 1
+    counter: int = 0
+    offered: bool = False
+    request: str | None = None
+    assigned_at: float = 0.0
+    accepted: bool = False
+    past: list[Epoch] = field(default_factory=list)
+
+    @property
+    def epoch(self) -> Epoch:
+        return Epoch(f"agent-{self.incarnation}", self.generation, self.counter)
+
+
+class DispatchKeepsItsPromises(RuleBasedStateMachine):
+    """Never two leases on a slot; each request ends once; nothing leaks; a slot in doubt is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dispatch = Dispatch(LIMITS)
+        self.now = 0.0
+        self.possible = True
+        self.known: dict[str, Known] = {}
+        # Counters far apart: the caller never mistakes one worker's epoch for another's.
+        self.slots = {worker: Slot(counter=1000 * index) for index, worker in enumerate(WORKERS)}
+
+    # What the dispatcher says, checked against what is known.
+
+    def perform(self, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            match effect:
+                case Assign():
+                    self.assigned(effect)
+                case Refuse():
+                    self.was_refused(effect)
+                case CancelLease(worker, epoch):
+                    assert self.slots[worker].request is not None
+                    assert self.slots[worker].epoch == epoch
+                case Retake(request_id, worker, epoch):
+                    slot, known = self.slots[worker], self.known[request_id]
+                    assert slot.epoch == epoch
+                    assert not slot.accepted
+                    assert self.now >= slot.assigned_at + ACCEPT_SECONDS
+                    assert known.where is Where.LEASED
+                    slot.request, known.where = None, Where.WAITING
+                case LeaseLost(request_id, worker, _):
+                    assert self.slots[worker].request == request_id
+                    assert self.known[request_id].where is Where.LEASED
+                    self.slots[worker].request, self.known[request_id].where = None, Where.DECIDING
+        for slot in self.slots.values():  # taken back without a word, for the request was given up before
+            if slot.request and not slot.accepted and self.now >= slot.assigned_at + ACCEPT_SECONDS:
+                assert self.known[slot.request].where is Where.OVER
+                slot.request = None
+
+    def assigned(self, effect: Assign) -> None:
+        slot, known = self.slots[effect.worker], self.known[effect.request_id]
+        assert slot.request is None
+        assert slot.offered
+        assert slot.epoch == effect.epoch
+        assert known.where is Where.WAITING
+        assert (effect.worker, effect.epoch.generation) not in known.exclude
+        assert self.now < known.expires
+        assert self.possible
+        for other in self.waiting():
+            is_same_line = (other.request.tenant, other.request.priority) == (
+                known.request.tenant,
+                known.request.priority,
+            )
+            assert not (is_same_line and other.number < known.number and self.can_run(other))
+        slot.offered, slot.request, slot.assigned_at, slot.accepted = False, effect.request_id, self.now, False
+        known.where = Where.LEASED
+
+    def was_refused(self, effect: Refuse) -> None:
+        known = self.known[effect.request_id]
+        assert known.where is Where.WAITING
+        match effect.code:
+            case Refusal.NO_CAPACITY:
+                assert not self.possible
+            case Refusal.QUEUE_FULL:
+                assert known.arrived == self.now
+                assert not any(slot.offered for slot in self.slots.values())
+            case Refusal.QUEUE_TIMEOUT:
+                assert not known.retried
+                assert known.expires <= self.now < known.request.deadline
+            case Refusal.REQUEST_TIMEOUT:
+                assert self.now >= known.request.deadline
+        if effect.retry_after_seconds is not None:
+            assert 1 <= effect.retry_after_seconds <= 120
+        self.over(known)
+
+    def over(self, known: Known) -> None:
+        known.where = Where.OVER
+        known.ends += 1
+
+    def waiting(self) -> list[Known]:
+        return [known for known in self.known.values() if known.where is Where.WAITING]
+
+    def can_run(self, known: Known) -> bool:
+        return any(
+            slot.offered and (worker, slot.generation) not in known.exclude for worker, slot in self.slots.items()
+        )
+
+    def pick(self, data: st.DataObject, where: Where) -> str | None:
+        ids = [request_id for request_id, known in self.known.items() if known.where is where]
+        return data.draw(st.sampled_from(ids)) if ids else None
+
+    # What happens to it.
+
+    @rule(
+        tenant=st.sampled_from("xyz"),
+        priority=st.sampled_from(Priority),
+        size=st.integers(1, 20),
+        total=st.sampled_from([5.0, 60.0, 600.0]),
+    )
+    def request_arrives(self, tenant: str, priority: Priority, size: int, total: float) -> None:
+        number = len(self.known)
+        request = Request(f"r-{number}", tenant, 1.0 + number % 2, priority, size, None, self.now + total)
+        self.known[request.id] = Known(request, number, self.now)
+        self.perform(self.dispatch.enqueue(request, self.now))
+
+    @rule(worker=st.sampled_from(WORKERS), recycled=st.booleans())
+    def slot_is_offered(self, worker: str, recycled: bool) -> None:
+        """Also while it is leased: the agent then has lost that lease."""
+        slot = self.slots[worker]
+        before = slot.epoch
+        slot.past.append(before)
+        slot.counter += 1
+        slot.generation += recycled
+        slot.offered = True
+        effects = self.dispatch.offer(worker, slot.epoch, self.now)
+        lost = [effect for effect in effects if isinstance(effect, LeaseLost)]
+        if slot.request and not lost:
+            assert self.known[slot.request].where is Where.OVER
+            slot.request = None
+        assert all(effect.epoch == before for effect in lost)
+        self.perform(effects)
+
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS))
+    def old_messages_arrive(self, data: st.DataObject, worker: str) -> None:
+        """Nothing of the past changes anything, and it is counted."""
+        past = [epoch for epoch in self.slots[worker].past if epoch.incarnation == self.slots[worker].epoch.incarnation]
+        if not past or worker not in self.dispatch._slots._heard:
+            return
+        epoch = data.draw(st.sampled_from(past))
+        stale = self.dispatch.snapshot(self.now).stale
+        for request_id in ["nobody", *self.known]:
+            self.perform(self.dispatch.accepted(request_id, epoch, self.now))
+            self.perform(self.dispatch.refused(request_id, epoch, self.now))
+        self.perform(self.dispatch.offer(worker, epoch, self.now))
+        self.perform(self.dispatch.withdraw(worker, epoch, self.now))
+        self.perform(self.dispatch.slot_ended(worker, epoch, self.now))
+        assert self.dispatch.snapshot(self.now).stale == stale + 5 + 2 * len(self.known)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def slot_is_withdrawn(self, worker: str) -> None:
+        """A lease that crosses this stays until the agent refuses it."""
+        slot = self.slots[worker]
+        slot.offered = False
+        self.perform(self.dispatch.withdraw(worker, slot.epoch, self.now))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def lease_is_accepted(self, worker: str) -> None:
+        slot = self.slots[worker]
+        if slot.request:
+            slot.accepted = True
+            self.perform(self.dispatch.accepted(slot.request, slot.epoch, self.now))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def lease_is_refused(self, worker: str) -> None:
+        slot = self.slots[worker]
+        if slot.request and not slot.accepted:
+            request_id, slot.request = slot.request, None
+            if self.known[request_id].where is Where.LEASED:
+                self.known[request_id].where = Where.WAITING
+            self.perform(self.dispatch.refused(request_id, slot.epoch, self.now))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def slot_ends(self, worker: str) -> None:
+        """Told twice, as a repeated End would."""
+        slot = self.slots[worker]
+        if slot.request:
+            request_id, slot.request = slot.request, None
+            if self.known[request_id].where is Where.LEASED:
+                self.known[request_id].where = Where.DECIDING
+            stale = self.dispatch.snapshot(self.now).stale
+            self.perform(self.dispatch.slot_ended(worker, slot.epoch, self.now))
+            self.perform(self.dispatch.slot_ended(worker, slot.epoch, self.now))
+            assert self.dispatch.snapshot(self.now).stale == stale
+
+    @rule(data=st.data(), workers=st.sets(st.sampled_from(WORKERS)))
+    def request_runs_again(self, data: st.DataObject, workers: set[str]) -> None:
+        request_id = self.pick(data, Where.DECIDING)
+        if request_id is None:
+            return
+        known = self.known[request_id]
+        exclude = frozenset((worker, self.slots[worker].generation) for worker in workers)
+        known.exclude |= exclude
+        known.where, known.retried = Where.WAITING, True
+        self.perform(self.dispatch.retry(request_id, exclude, self.now))
+
+    @rule(data=st.data(), where=st.sampled_from([Where.WAITING, Where.LEASED, Where.DECIDING]))
+    def request_is_finished(self, data: st.DataObject, where: Where) -> None:
+        request_id = self.pick(data, where)
+        if request_id is not None:
+            self.over(self.known[request_id])
+            effects = self.dispatch.finished(request_id, self.now)
+            assert not any(isinstance(effect, CancelLease) for effect in effects)
+            self.perform(effects)
+
+    @rule(data=st.data(), where=st.sampled_from(Where))
+    def client_leaves(self, data: st.DataObject, where: Where) -> None:
+        """Cancels the lease exactly where one holds a slot, and ends nothing else."""
+        request_id = self.pick(data, where)
+        if request_id is None:
+            return
+        if where is not Where.OVER:
+            self.over(self.known[request_id])
+        held = [slot.epoch for slot in self.slots.values() if slot.request == request_id]
+        effects = self.dispatch.cancel(request_id, self.now)
+        assert [effect.epoch for effect in effects if isinstance(effect, CancelLease)] == held
+        self.perform(effects)
+
+    @rule(agent=st.sampled_from("ab"))
+    def agent_is_lost(self, agent: str) -> None:
+        """Its next offers come from another incarnation."""
+        workers = [worker for worker in WORKERS if worker.startswith(agent)]
+        effects = self.dispatch.agent_lost(workers, self.now)
+        for worker in workers:
+            slot = self.slots[worker]
+            if slot.request and self.known[slot.request].where is Where.OVER:
+                slot.request = None
+            slot.offered = False
+        self.perform(effects)
+        for worker in workers:
+            assert self.slots[worker].request is None
+            slot = self.slots[worker]
+            self.slots[worker] = Slot(incarnation=slot.incarnation + 1, counter=slot.counter)
+
+    @rule(possible=st.sampled_from([True, True, True, False]))
+    def capacity_changes(self, possible: bool) -> None:
+        self.possible = possible
+        self.perform(self.dispatch.capacity(possible=possible, now=self.now))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 2.0, 10.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.perform(self.dispatch.tick(self.now))
+
+    @precondition(lambda self: self.dispatch.next_wake() is not None)
+    @rule()
+    def sleeper_wakes(self) -> None:
+        """The time of the next wake is exact: something is then due."""
+        due = self.dispatch.next_wake()
+        assert due is not None
+        assert due > self.now
+        self.now = due
+        before = self.dispatch.snapshot(self.now)
+        effects = self.dispatch.tick(self.now)
+        assert effects or self.dispatch.snapshot(self.now).in_flight < before.in_flight
+        self.perform(effects)
+
+    # What is always true.
+
+    @invariant()
+    def counts_are_those_of_the_model(self) -> None:
+        snapshot = self.dispatch.snapshot(self.now)
+        waiting = self.waiting()
+        assert snapshot.queued_requests == len(waiting)
+        assert snapshot.queued_bytes == sum(known.request.size_bytes for known in waiting)
+        assert snapshot.oldest_seconds == max((self.now - known.arrived for known in waiting), default=0.0)
+        assert snapshot.in_flight == sum(slot.request is not None for slot in self.slots.values())
+        assert snapshot.idle == sum(slot.offered for slot in self.slots.values())
+        assert snapshot.deciding == sum(known.where is Where.DECIDING for known in self.known.values())
+        assert snapshot.demand == snapshot.queued_requests + snapshot.in_flight + snapshot.deciding
+        assert snapshot.lease_violations == 0
+
+    @invariant()
+    def no_slot_is_idle_in_vain(self) -> None:
+        assert not any(self.can_run(known) for known in self.waiting())
+
+    @invariant()
+    def nothing_waits_beyond_its_time(self) -> None:
+        assert all(self.now < known.expires for known in self.waiting())
+
+    @invariant()
+    def the_queue_is_bounded(self) -> None:
+        """Those that waited before or ran before are never turned away for a full queue, so they come on top."""
+        fresh = [known for known in self.waiting() if not known.retried]
+        assert len(fresh) <= LIMITS.max_requests + len(WORKERS)
+        assert sum(known.request.size_bytes for known in fresh) <= LIMITS.max_bytes + 20 * len(WORKERS)
+
+    @invariant()
+    def every_request_ends_at_most_once(self) -> None:
+        assert all(known.ends == (known.where is Where.OVER) for known in self.known.values())
+
+    def teardown(self) -> None:
+        """After the storm all gauges are 0, and nothing is remembered of anybody (C31)."""
+        for worker in WORKERS:
+            self.slot_ends(worker)
+        self.now += 1000.0
+        self.perform(self.dispatch.tick(self.now))
+        for request_id, known in self.known.items():
+            if known.where is Where.DECIDING:
+                self.over(known)
+                self.perform(self.dispatch.finished(request_id, self.now))
+        assert self.dispatch.snapshot(self.now).demand == 0
+        assert self.dispatch.next_wake() is None
+        assert all(known.ends == 1 for known in self.known.values())
+        assert not any(ledger._present for ledger in self.dispatch._ledgers.values())
+
+
+TestDispatchKeepsItsPromises = DispatchKeepsItsPromises.TestCase
+TestDispatchKeepsItsPromises.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
