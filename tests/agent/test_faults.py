@@ -11,6 +11,7 @@ import pytest
 from basert_fleet.agent import generation
 from basert_fleet.core.delivery import Outcome, VerifyMode
 from basert_fleet.core.verdict import Reason, VerdictKind
+from basert_fleet.engine.canary import lookup_key_request
 from basert_fleet.wire.messages import Body, WorkerStatus
 from support.desk import Desk, desk, pool_document
 from support.emulator import read_journal
@@ -131,10 +132,7 @@ async def test_c16_silent_slots_during_a_prefill_kill_nobody(tmp_path: Path) -> 
 
 async def test_a_suspect_response_costs_a_canary_and_no_process(tmp_path: Path) -> None:
     """Promise 7: max_tokens 1 with tools is withheld once and delivered when another worker said the same."""
-    body = json.loads(chat("Call lookup_key with key a."))
-    from basert_fleet.engine.canary import LOOKUP_TOOL
-
-    body = json.dumps(body | {"tools": [LOOKUP_TOOL], "max_tokens": 1}).encode()
+    body = lookup_key_request("a", MODEL, max_tokens=1)
     async with desk(tmp_path) as front:
         front.want_pool(pool_document())
         first = await front.end(await front.lease(body))

@@ -11,6 +11,7 @@ from support.desk import desk, pool_document, stopped
 
 
 def key_of(body: bytes) -> str:
+    """Return the argument of the one tool call in an answer."""
     call = json.loads(body)["choices"][0]["message"]["tool_calls"][0]["function"]
     return str(json.loads(call["arguments"])["key"])
 

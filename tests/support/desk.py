@@ -171,4 +171,5 @@ async def desk(state: Path) -> AsyncIterator[Desk]:
 
 
 def stopped(worker: BasertWorker) -> BasertWorker:
+    """Return the document by which this worker is asked to stop."""
     return worker.model_copy(update={"spec": worker.spec.model_copy(update={"state": WorkerState.STOPPED})})

@@ -7,6 +7,7 @@ through here. It performs what `core.settle` decides; what the response means is
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -326,7 +327,8 @@ class Generation:
     def _start_probe(self, now: float) -> None:
         if self._probing is not None or now < self._next_probe or self._line.slots is Slots.ABSENT:
             return
-        self._probe_asked_at = now
+        # A loop's clock stands still within one turn: what is asked after the end was taken is later all the same.
+        self._probe_asked_at = now if self._over_at is None else max(now, math.nextafter(self._over_at, math.inf))
         self._probing = asyncio.create_task(self._line.ask(), name="probe")
         self._probing.add_done_callback(self._wake)
         settling = self._ended is not None

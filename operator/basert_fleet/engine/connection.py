@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
 import httptools
 
@@ -218,10 +218,9 @@ class _Wire(asyncio.Protocol):
     # --- the event loop's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # a TCP connection's is one
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods, not by its class
         if self.gone is not None:
-            transport.abort()
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.gone is not None:
