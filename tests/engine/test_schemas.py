@@ -99,6 +99,10 @@ def test_unreadable_schema_is_no_evidence(raw):
         ({"patternProperties": {f"^[\\w\\s]{{1,{n}}}y": {} for n in range(2_000)}}, {"a": 1}),
         ({"items": {"anyOf": [{"const": n} for n in range(2_000)]}}, [{"a": -1}] * 5_000),
         ({"items": {"enum": list(range(2_000))}}, [-1] * 900),
+        (
+            {"items": {"anyOf": [*({"contains": {"const": n + 1}} for n in range(1_500)), {"type": "array"}]}},
+            [[0] * 30] * 5_000,
+        ),
         ({"uniqueItems": True}, [[n] for n in range(60_000)]),
         ({"enum": [[n] for n in range(4_000)]}, [1]),
         ({"pattern": "a.*b.*c.*d.*e.*f.*g"}, "abcdef" * 150_000),

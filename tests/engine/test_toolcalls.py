@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from openai.lib.streaming._deltas import accumulate_delta
 
 from basert_fleet.core.verdict import Reason
-from basert_fleet.engine.toolcalls import NO_TOOLS, Call, CallDeltas, Fragment, ToolSet, by_index_appending
+from basert_fleet.engine.toolcalls import (
+    MAX_VALIDATED_CALLS,
+    NO_TOOLS,
+    Call,
+    CallDeltas,
+    Fragment,
+    ToolSet,
+    by_index_appending,
+)
 
 LOOKUP = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
 
@@ -88,6 +96,15 @@ def test_calls_are_held_against_the_requests_tools(calls, finish, found):
     assert TOOLS.problem([Call(*call) for call in calls], finish) is found
 
 
+def test_only_so_many_calls_are_validated():
+    """An answer with very many calls cannot hold up the loop: beyond the limit a call must only be an object."""
+    sound, unsound = Call("lookup_key", '{"key":"a"}'), Call("lookup_key", "{}")
+    fitting = [sound] * (MAX_VALIDATED_CALLS - 1)
+    assert TOOLS.problem([*fitting, unsound], "tool_calls") is Reason.TOOL_ARGUMENTS_INVALID
+    assert TOOLS.problem([*fitting, sound, unsound], "tool_calls") is None
+    assert TOOLS.problem([*fitting, sound, Call("lookup_key", "x")], "tool_calls") is Reason.TOOL_ARGUMENTS_INVALID
+
+
 def test_call_without_tools_is_somebody_elses():
     """A request without tools has no call to expect, and none to get."""
     assert NO_TOOLS.problem([], "length") is None
@@ -159,6 +176,15 @@ def test_malformed_tools_are_left_to_the_engine(tools):
         ],
         # the name repeated with every delta
         [delta(0, "a", "lookup_key", '{"key":'), delta(0, "a", "lookup_key", '"x"}')],
+        # two calls without ids, the name repeated
+        [
+            delta(0, None, "lookup_key", '{"key":'),
+            delta(1, None, "lookup_key", '{"key":'),
+            delta(0, None, "lookup_key", '"x"}'),
+            delta(1, None, "lookup_key", '"y"}'),
+        ],
+        # a new id and the name with every delta
+        [delta(0, "a", "lookup_key", '{"key":'), delta(0, "b", "lookup_key", '"x"}')],
         # the name in pieces
         [delta(0, "a", "lookup", ""), delta(0, name="_key", arguments='{"key":"x"}')],
     ],

@@ -141,9 +141,8 @@ def _with_usage(body: bytes, fields: Mapping[str, msgspec.Raw]) -> tuple[bytes, 
     """Return the body with stream_options.include_usage set, and whether it was set already."""
     options = _typed(fields, "stream_options", OBJECT)
     if options is None and "stream_options" not in fields:
-        end = body.rindex(
-            b"}"
-        )  # the object's own: only white space follows; and "stream" stands before, so a comma fits
+        # The last brace is the object's own; a comma fits before the option, for "stream" is there.
+        end = body.rindex(b"}")
         return body[:end] + b',"stream_options":{"include_usage":true}}', False
     asked = options is not None and options.get("include_usage") is True
     if asked:

@@ -18,6 +18,10 @@ import msgspec
 from basert_fleet.core.verdict import Reason
 from basert_fleet.engine import schemas
 
+MAX_VALIDATED_CALLS = 8
+"""Chosen: so many calls of one answer are held against their schema, the others must be JSON objects. It bounds how long
+one answer can block the event loop (`schemas.MAX_WORK` bounds a call's)."""
+
 
 class Choice(Enum):
     """What the request's tool_choice leaves to the model."""
@@ -34,6 +38,11 @@ class Call:
 
     name: str | None
     arguments: str | None
+
+    @property
+    def encoded_arguments(self) -> bytes:
+        """The arguments as JSON text; no JSON where there are none."""
+        return (self.arguments or "").encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,13 @@ class ToolSet:
         """Say what is wrong with the calls of one finished answer, if anything."""
         if not calls:
             return Reason.TOOL_CALL_MISSING if self._expects_call(finish_reason) else None
-        return next((found for call in calls if (found := self._problem_of(call)) is not None), None)
+        for place, call in enumerate(calls):
+            problem = self._problem_of_form(call)
+            if problem is None and place < MAX_VALIDATED_CALLS:
+                problem = self._problem_of_content(call)
+            if problem is not None:
+                return problem
+        return None
 
     def _expects_call(self, finish_reason: str | None) -> bool:
         if finish_reason in CALLING:
@@ -88,14 +103,14 @@ class ToolSet:
             self.choice is Choice.REQUIRED or (finish_reason == "length" and self.choice is not Choice.NONE)
         )
 
-    def _problem_of(self, call: Call) -> Reason | None:
-        if call.name is None or call.name not in self.schemas:
+    def _problem_of_form(self, call: Call) -> Reason | None:
+        if call.name not in self.schemas:
             return Reason.TOOL_NAME_UNKNOWN
-        arguments = (call.arguments or "").encode("utf-8", "surrogatepass")
-        if not _is_object(arguments):
-            return Reason.TOOL_ARGUMENTS_INVALID
-        schema = self.schemas[call.name]
-        if schema is not None and schemas.violates(schema, arguments):
+        return None if _is_object(call.encoded_arguments) else Reason.TOOL_ARGUMENTS_INVALID
+
+    def _problem_of_content(self, call: Call) -> Reason | None:
+        schema = self.schemas.get(call.name or "")
+        if schema is not None and schemas.violates(schema, call.encoded_arguments):
             return Reason.TOOL_ARGUMENTS_INVALID
         return None
 
@@ -143,50 +158,61 @@ class CallDeltas:
             return Reason.TOOL_ARGUMENTS_INVALID
         if not self.fragments:
             return tools.problem((), finish_reason)
-        problems = [
-            tools.problem(calls, finish_reason)
-            for assemble in (by_index_appending, by_index_replacing, by_id)
-            if (calls := assemble(self.fragments)) is not None
-        ]
-        return None if None in problems else problems[0]
+        assemblies: list[Sequence[Call]] = []
+        for assemble in (by_index_appending, by_index_replacing, by_id):
+            assembled = assemble(self.fragments)
+            if assembled is not None and assembled not in assemblies:
+                assemblies.append(assembled)
+        problems: list[Reason] = []
+        for calls in assemblies:
+            problem = tools.problem(calls, finish_reason)
+            if problem is None:
+                return None
+            problems.append(problem)
+        return problems[0]
 
 
 def by_index_appending(fragments: Iterable[Fragment]) -> list[Call] | None:
     """Put calls together as OpenAI's Python library does: by index, names and arguments appended; None: it raises."""
-    names: dict[int, str] = {}
-    arguments: dict[int, str] = {}
-    for fragment in fragments:
-        if fragment.index is None:
-            return None
-        names[fragment.index] = names.get(fragment.index, "") + (fragment.name or "")
-        arguments[fragment.index] = arguments.get(fragment.index, "") + (fragment.arguments or "")
-    return [Call(name, arguments[index]) for index, name in names.items()]
+    groups = _grouped_by_index(fragments)
+    if groups is None:
+        return None
+    return [Call("".join(one.name or "" for one in group), _joined_arguments(group)) for group in groups]
 
 
 def by_index_replacing(fragments: Iterable[Fragment]) -> list[Call] | None:
     """Put calls together as OpenAI's JavaScript library does: by index, a later name replaces; None: calls are lost."""
-    names: dict[int, str | None] = {}
-    arguments: dict[int, str] = {}
-    for fragment in fragments:
-        if fragment.index is None:
-            return None
-        names[fragment.index] = fragment.name or names.get(fragment.index)
-        arguments[fragment.index] = arguments.get(fragment.index, "") + (fragment.arguments or "")
-    return [Call(name, arguments[index]) for index, name in names.items()]
+    groups = _grouped_by_index(fragments)
+    return None if groups is None else [Call(_last_name(group), _joined_arguments(group)) for group in groups]
 
 
 def by_id(fragments: Iterable[Fragment]) -> list[Call]:
     """Put calls together as lenient libraries do: a new id starts a call, and without an id the last one goes on."""
-    names: dict[str, str | None] = {}
-    arguments: dict[str, str] = {}
+    groups: dict[str, list[Fragment]] = {}
     at_index: dict[int | None, str] = {}
     last = ""
     for fragment in fragments:
         last = fragment.id or at_index.get(fragment.index, last)
         at_index[fragment.index] = last
-        names[last] = fragment.name or names.get(last)
-        arguments[last] = arguments.get(last, "") + (fragment.arguments or "")
-    return [Call(name, arguments[key]) for key, name in names.items()]
+        groups.setdefault(last, []).append(fragment)
+    return [Call(_last_name(group), _joined_arguments(group)) for group in groups.values()]
+
+
+def _grouped_by_index(fragments: Iterable[Fragment]) -> Iterable[list[Fragment]] | None:
+    groups: dict[int, list[Fragment]] = {}
+    for fragment in fragments:
+        if fragment.index is None:
+            return None
+        groups.setdefault(fragment.index, []).append(fragment)
+    return groups.values()
+
+
+def _last_name(group: list[Fragment]) -> str | None:
+    return next((one.name for one in reversed(group) if one.name), None)
+
+
+def _joined_arguments(group: list[Fragment]) -> str:
+    return "".join(one.arguments or "" for one in group)
 
 
 class _Function(msgspec.Struct):
