@@ -156,15 +156,13 @@ def _split_completion(choice: Choice) -> Iterator[tuple[Part, Fields]]:
 
 def _pieces(choice: Fields, key: str, values: list[tuple[Part, msgspec.Raw]]) -> Iterator[tuple[Part, Fields]]:
     """Yield the choice once per value: log probabilities go with the first, all that ends it with the last."""
-    for position, (part, value) in enumerate(values):
-        piece = dict(choice)
-        piece[key] = value
+    for position, (part, told) in enumerate(values):
+        piece = choice | {key: told}
         if position > 0 and "logprobs" in piece:
             piece["logprobs"] = NULL
         if position < len(values) - 1:
-            piece = {name: piece[name] for name in piece if name in {"index", key, "logprobs"}} | {
-                "finish_reason": NULL
-            }
+            kept = {"index", key, "logprobs"}
+            piece = {name: value for name, value in piece.items() if name in kept} | {"finish_reason": NULL}
         yield part, piece
 
 

@@ -19,8 +19,8 @@ from basert_fleet.core.verdict import Reason
 from basert_fleet.engine import schemas
 
 MAX_VALIDATED_CALLS = 8
-"""Chosen: so many calls of one answer are held against their schema, the others must be JSON objects. It bounds how long
-one answer can block the event loop (`schemas.MAX_WORK` bounds a call's)."""
+"""Chosen: so many calls of one answer are held against their schema, the others must only be JSON objects. It bounds
+how long one answer can block the event loop, as `schemas.MAX_WORK` does for one call."""
 
 
 class Choice(Enum):
