@@ -1,0 +1,166 @@
+"""One gateway's fleet: its traffic, its roster, and what joins the two.
+
+What agents say reaches both: a status concerns the roster, an offer or a frame the traffic. `apply` gives both the
+pools; a plan tells the traffic which pools can have a worker at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from basert_fleet.gateway import observed
+from basert_fleet.gateway.errors import Code, Failure, RequestFault
+from basert_fleet.gateway.outcomes import OUTCOMES
+from basert_fleet.gateway.reports import Tallies
+from basert_fleet.gateway.roster import Roster
+from basert_fleet.gateway.sessions import Session
+from basert_fleet.gateway.traffic import BUFFER_BYTES, Traffic
+from basert_fleet.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from basert_fleet.core.api import BasertPool
+    from basert_fleet.gateway.ask import Ask
+    from basert_fleet.gateway.exchange import Exchange
+    from basert_fleet.gateway.sessions import Frame
+    from basert_fleet.telemetry.gauges import FleetGauges
+    from basert_fleet.wire.messages import Offer, Withdraw, WorkerStatus
+
+
+class Fleet:
+    """Pools, agents and requests of one gateway. Belongs to the loop in which it was made."""
+
+    def __init__(
+        self, log: FilteringBoundLogger, *, wall: Callable[[], float] = time.time, buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
+        """Make a fleet without pools.
+
+        `wall` tells Unix time, for timestamps that people read; `buffer_bytes` bounds what one slow client may leave
+        unread.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._log = log
+        self._wall = wall
+        self._applied_at: float | None = None
+        self._draining = False
+        self._tallies = Tallies()
+        self.metrics = Metrics(self.gauges)
+        self.metrics.declare_refusals(OUTCOMES)
+        self.traffic = Traffic(self.metrics, log, buffer_bytes=buffer_bytes)
+        self.roster = Roster(self._planned, wall)
+        self.on_phase: list[Callable[[WorkerStatus], None]] = []
+        """Called with a worker's status when its phase has changed."""
+
+    # --- Desired and observed -----------------------------------------------------------------------------------------
+
+    def apply(self, pools: Sequence[BasertPool]) -> None:
+        """Serve exactly these pools from now on, and tell the agents which workers that takes."""
+        self._applied_at = self._wall()
+        self.traffic.apply(pools)
+        self.roster.apply(pools)
+        for node in self.roster.nodes:
+            self.metrics.declare_node(node.name, [pool.metadata.name for pool in pools])
+
+    def observed(self) -> dict[str, Any]:
+        """Return the fleet as it is now, as values that JSON can hold."""
+        return observed.page(self.traffic, self.roster, self._loop.time())
+
+    def gauges(self) -> FleetGauges:
+        """Return what a scrape exports."""
+        return observed.gauges(self.traffic, self.roster, self._loop.time(), self._applied_at)
+
+    def models(self) -> dict[str, str]:
+        """Return every name that a client may ask for, and the pool behind it."""
+        return {model: pool.name for pool in self.traffic.pools for model in pool.models}
+
+    def ready(self) -> bool:
+        """Say whether requests can be taken: a desired state is known, and the gateway is not draining."""
+        return self._applied_at is not None and not self._draining
+
+    def _planned(self) -> None:
+        """Let requests wait only where a worker can come.
+
+        Before the first node is known, it can: after a restart the agents are just dialling.
+        """
+        placed = {worker.spec.pool for worker in self.roster.planner.running}
+        for pool in list(self.traffic.pools):
+            placeable = pool.name in placed or not self.roster.nodes
+            self.traffic.set_capacity(pool, possible=pool.resource.spec.replicas > 0 and placeable)
+
+    # --- Requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, ask: Ask, abort: Callable[[], None]) -> Exchange:
+        """Queue a request; its exchange tells what becomes of it. `abort` must drop the client's connection.
+
+        Raises:
+            RequestFault: it cannot be queued; the failure says why.
+        """
+        if self._draining:
+            raise RequestFault(Failure(Code.DRAINING, "This gateway is shutting down.", retry_after_seconds=1.0))
+        return self.traffic.submit(ask, abort)
+
+    async def drain(self, limit_seconds: float) -> bool:
+        """Take no new requests, and wait for those in progress; say whether all got their answer in time.
+
+        Past the limit, or when cancelled, the rest get an error.
+        """
+        self._draining = True
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await self.traffic.idle()
+        except TimeoutError:
+            return False
+        finally:
+            self.traffic.fail_all(Failure(Code.DRAINING, "This gateway shut down before the response was complete."))
+        return True
+
+    def close(self) -> None:
+        """End all sessions with agents."""
+        self.roster.close()
+
+    # --- Agents (the owner of sessions) -------------------------------------------------------------------------------
+
+    def new_session(self) -> Session:
+        """Return the receiver for a new agent's link; bind the link's sending side to it before it can receive."""
+        return Session(self)
+
+    def session_opened(self, session: Session) -> bool:
+        """Take in an agent that said who it is; False if its node has a live session already."""
+        if not self.roster.open(session):
+            self._log.warning("second session of a node refused", node=session.node)
+            return False
+        self.metrics.declare_node(session.node, [pool.name for pool in self.traffic.pools])
+        return True
+
+    def worker_reported(self, session: Session, status: WorkerStatus, before: WorkerStatus | None) -> None:
+        """Take in a worker's status."""
+        metrics = self.traffic.metrics_of(status.pool)
+        if metrics is not None:
+            metrics.declare_engine(status.engine)
+            self._tallies.take(session.node, session.hello.incarnation, status, metrics)
+        self.roster.reported(status, before)
+        if before is None or before.phase != status.phase:
+            for callback in self.on_phase:
+                callback(status)
+
+    def offered(self, session: Session, offer: Offer) -> None:
+        """Take in an offer."""
+        self.traffic.offered(session, offer)
+
+    def withdrawn(self, session: Session, withdraw: Withdraw) -> None:
+        """Take in that an offer does not hold any more."""
+        self.traffic.withdrawn(session, withdraw)
+
+    def frame_received(self, session: Session, frame: Frame) -> None:
+        """Take in a message of one lease."""
+        self.traffic.frame_received(session, frame)
+
+    def session_lost(self, session: Session) -> None:
+        """Take in that an agent is away."""
+        self.traffic.agent_lost(session)
+        self.roster.lose(session)

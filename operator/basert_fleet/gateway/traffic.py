@@ -1,0 +1,384 @@
+"""Whose request is on which slot, and which message follows from it.
+
+It owns each pool's dispatch and the leases that have not ended. Decisions are made elsewhere: `core.dispatch` says who
+runs where, `core.delivery` what follows an attempt; here their effects become messages, and messages become their
+inputs. All of it happens in calls from the event loop: nothing waits, so there is nothing to cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from basert_fleet.core.delivery import Deliver, Fail, FailStream, Next, Outcome, RunElsewhere
+from basert_fleet.core.dispatch import Assign, CancelLease, LeaseLost, Priority, Refuse, Retake
+from basert_fleet.core.refusals import CrashLedger
+from basert_fleet.gateway import reports
+from basert_fleet.gateway.errors import Code, Failure, RequestFault
+from basert_fleet.gateway.outcomes import CANCELLED, CLIENT_ERROR, OK, OUTCOMES, outcome_of
+from basert_fleet.gateway.pools import ServedPool, refusal
+from basert_fleet.wire.messages import Accepted, Body, Cancel, End, Head, Offer, Refused, Withdraw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from structlog.typing import FilteringBoundLogger
+
+    from basert_fleet.core.api import BasertPool
+    from basert_fleet.core.dispatch import Effect
+    from basert_fleet.core.epoch import Epoch
+    from basert_fleet.gateway.ask import Ask
+    from basert_fleet.gateway.exchange import Exchange
+    from basert_fleet.gateway.sessions import Frame, Session
+    from basert_fleet.telemetry.metrics import Metrics, PoolMetrics
+
+EARLY_HEAD_SECONDS = 15.0
+"""After a lease is accepted, how long a stream's status stays open (design 5)."""
+DEADLINE_GRACE_SECONDS = 5.0
+"""What an agent has, past a request's total time, to end the lease itself and say how it went. Chosen."""
+BUFFER_BYTES = 8 * 1024**2
+"""Of one response, for a client that reads slower than its worker writes: many minutes of generated text."""
+CRASH_ENTRIES = 10_000
+"""Bodies remembered because they crashed a worker: about 2 MB of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Whose slot it is, and for which pool."""
+
+    session: Session
+    pool: ServedPool
+
+
+@dataclass(slots=True)
+class _Running:
+    """A lease that was sent and has not ended."""
+
+    pool: ServedPool
+    exchange: Exchange
+    session: Session
+    epoch: Epoch
+    accepted: bool = False
+    early_head: asyncio.TimerHandle | None = None
+
+    def is_before(self, epoch: Epoch) -> bool:
+        return epoch.incarnation == self.epoch.incarnation and epoch.is_newer_than(self.epoch)
+
+    def stop_timer(self) -> None:
+        if self.early_head is not None:
+            self.early_head.cancel()
+
+
+class Traffic:
+    """The requests of all pools, from their arrival to their final answer."""
+
+    def __init__(self, metrics: Metrics, log: FilteringBoundLogger, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._metrics = metrics
+        self._log = log
+        self._buffer_bytes = buffer_bytes
+        self._pools: dict[str, ServedPool] = {}
+        self._pool_of_model: dict[str, ServedPool] = {}
+        self._running: dict[str, _Running] = {}
+        """By worker: a slot never has two leases."""
+        self._slots: dict[str, _Slot] = {}
+        """By worker: all that have been offered and whose agent is connected."""
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._crashes = CrashLedger(max_entries=CRASH_ENTRIES)
+        self._wake: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- Pools --------------------------------------------------------------------------------------------------------
+
+    @property
+    def pools(self) -> Iterator[ServedPool]:
+        """The pools that are served; a removed one is not, even while its last requests run."""
+        return (pool for pool in self._pools.values() if not pool.retired)
+
+    def metrics_of(self, pool: str) -> PoolMetrics | None:
+        """Return a pool's counters, if the pool is known."""
+        return self._pools[pool].metrics if pool in self._pools else None
+
+    def apply(self, resources: Iterable[BasertPool]) -> None:
+        """Serve these pools from now on. What runs in a removed one may finish; what waits there is refused."""
+        wanted = {pool.metadata.name: pool for pool in resources}
+        for name, resource in wanted.items():
+            if name in self._pools:
+                self._pools[name].update(resource)
+            else:
+                priorities = [priority.name.lower() for priority in Priority]
+                metrics = self._metrics.declare_pool(name, outcomes=OUTCOMES, priorities=priorities)
+                self._pools[name] = ServedPool(resource, metrics)
+        for pool in [pool for name, pool in self._pools.items() if name not in wanted]:
+            pool.retired = True
+            self.set_capacity(pool, possible=False)
+        self._pool_of_model = {model: pool for pool in self.pools for model in pool.models}
+
+    def set_capacity(self, pool: ServedPool, *, possible: bool) -> None:
+        """Say whether the pool can have a worker at all; while it cannot, nobody waits in it."""
+        self._perform(pool, pool.dispatch.capacity(possible=possible, now=self._loop.time()))
+        self._forget_retired(pool)
+
+    # --- Requests -----------------------------------------------------------------------------------------------------
+
+    @property
+    def in_progress(self) -> int:
+        """Requests without a final answer."""
+        return sum(len(pool.exchanges) for pool in self._pools.values())
+
+    @property
+    def leases(self) -> Mapping[str, Epoch]:
+        """The leases that have not ended, by worker."""
+        return {worker: running.epoch for worker, running in self._running.items()}
+
+    def is_known(self, request_id: str) -> bool:
+        """Say whether a request of this id is in progress, or still holds a slot after its client left."""
+        return request_id in self._deadlines or any(
+            running.exchange.ask.request_id == request_id for running in self._running.values()
+        )
+
+    def submit(self, ask: Ask, abort: Callable[[], None]) -> Exchange:
+        """Queue a request; its exchange tells what becomes of it. `abort` must drop the client's connection.
+
+        Raises:
+            RequestFault: no pool has this model, or the body has crashed two workers lately.
+        """
+        pool = self._pool_of_model.get(ask.model or "")
+        if pool is None:
+            raise RequestFault.because(Code.MODEL_NOT_FOUND, f"The model {ask.model!r} does not exist.", param="model")
+        now = self._loop.time()
+        if len(self._crashes) and self._crashes.refused(ask.terms.tenant, _digest(ask), now):
+            raise RequestFault.because(
+                Code.REQUEST_REFUSED, "This request has crashed two workers; it is not run again."
+            )
+        exchange = pool.exchange_for(ask, now, self._buffer_bytes)
+        exchange.abort = abort
+        self._idle.clear()
+        deadline = pool.deadline(exchange) + DEADLINE_GRACE_SECONDS
+        self._deadlines[ask.request_id] = self._loop.call_at(deadline, self._overdue, pool, exchange)
+        self._perform(pool, pool.dispatch.enqueue(pool.queued(exchange), now))
+        return exchange
+
+    def client_gone(self, exchange: Exchange) -> None:
+        """Take in that nobody waits for the answer (C03). Nothing happens if it is complete already."""
+        pool = self._pools.get(exchange.pool)
+        if pool is not None and self._is_open(pool, exchange):
+            exchange.drop()
+            self._abandon(pool, exchange, CANCELLED)
+
+    def cut(self, exchange: Exchange) -> None:
+        """Drop a client that does not read its response, and whatever it has not read."""
+        exchange.drop()
+        exchange.abort()
+        pool = self._pools.get(exchange.pool)
+        if pool is not None and self._is_open(pool, exchange):
+            self._abandon(pool, exchange, CLIENT_ERROR)
+
+    def fail_all(self, failure: Failure) -> None:
+        """Give every request that is in progress this error."""
+        for pool in list(self._pools.values()):
+            for exchange in list(pool.exchanges.values()):
+                exchange.fail(failure)
+                self._abandon(pool, exchange, outcome_of(failure.code))
+
+    def first_byte(self, exchange: Exchange) -> None:
+        """Take in that the response begins to reach its client."""
+        metrics = self.metrics_of(exchange.pool)
+        if metrics is not None:
+            metrics.time_to_first_byte_seconds.observe(self._loop.time() - exchange.arrived_at)
+
+    async def idle(self) -> None:
+        """Return once no request is in progress."""
+        await self._idle.wait()
+
+    def _overdue(self, pool: ServedPool, exchange: Exchange) -> None:
+        """Its agent should have ended it by now; the client gets its answer all the same."""
+        failure = Failure(Code.REQUEST_TIMEOUT, "The request's time was over before its response was.")
+        exchange.fail(failure)
+        self._abandon(pool, exchange, outcome_of(failure.code))
+
+    def _abandon(self, pool: ServedPool, exchange: Exchange, outcome: str) -> None:
+        self._conclude(pool, exchange, outcome)
+        self._perform(pool, pool.dispatch.cancel(exchange.ask.request_id, self._loop.time()))
+
+    def _conclude(self, pool: ServedPool, exchange: Exchange, outcome: str) -> None:
+        """Count a request's final answer, once; its lease, if it has one, goes on to its own end."""
+        del pool.exchanges[exchange.ask.request_id]
+        self._deadlines.pop(exchange.ask.request_id).cancel()
+        pool.metrics.outcomes[outcome].inc()
+        pool.metrics.request_seconds.observe(self._loop.time() - exchange.arrived_at)
+        pool.metrics.request_attempts.observe(exchange.attempts.count)
+        if not self.in_progress:
+            self._idle.set()
+        self._forget_retired(pool)
+
+    def _is_open(self, pool: ServedPool, exchange: Exchange) -> bool:
+        return pool.exchanges.get(exchange.ask.request_id) is exchange
+
+    def _forget_retired(self, pool: ServedPool) -> None:
+        if pool.retired and not pool.exchanges and all(running.pool is not pool for running in self._running.values()):
+            self._pools.pop(pool.name, None)
+
+    # --- What agents say ----------------------------------------------------------------------------------------------
+
+    def offered(self, session: Session, offer: Offer) -> None:
+        """Take a slot into use."""
+        pool = self._pools.get(offer.pool)
+        if pool is None:
+            return
+        running = self._running.get(offer.worker)
+        if running is not None and running.epoch.incarnation != offer.epoch.incarnation:
+            # Dispatch refuses it; it is counted here, where the node is known.
+            pool.metrics.lease_violated(session.node)
+        else:
+            self._slots[offer.worker] = _Slot(session, pool)
+        self._perform(pool, pool.dispatch.offer(offer.worker, offer.epoch, self._loop.time()))
+        if running is not None and self._running.get(offer.worker) is running and running.is_before(offer.epoch):
+            self._forget_lease(offer.worker)  # nobody wanted it any more, so dispatch had nothing to say of it
+
+    def withdrawn(self, session: Session, withdraw: Withdraw) -> None:
+        """Take a slot out of use."""
+        slot = self._slots.get(withdraw.worker)
+        if slot is not None and slot.session is session:
+            self._perform(slot.pool, slot.pool.dispatch.withdraw(withdraw.worker, withdraw.epoch, self._loop.time()))
+
+    def frame_received(self, session: Session, frame: Frame) -> None:
+        """Take in a message of a lease; one of a lease that is over is dropped and counted."""
+        running = self._running.get(frame.worker)
+        if running is None or running.epoch != frame.epoch or running.session is not session:
+            self._metrics.stale_frame(session.node)
+            return
+        match frame:
+            case Body():
+                if not running.exchange.body(frame.data, frame.part):
+                    self.cut(running.exchange)
+            case Head():
+                running.exchange.head(frame.status, frame.content_type)
+            case Accepted():
+                self._accepted(running)
+            case Refused():
+                self._refused(frame.worker, running)
+            case End():
+                self._ended(frame, running)
+
+    def agent_lost(self, session: Session) -> None:
+        """Take the agent's slots out of use; what ran there runs elsewhere if nobody has seen anything of it."""
+        lost = [
+            (worker, self._slots.pop(worker)) for worker in list(self._slots) if self._slots[worker].session is session
+        ]
+        for pool in {slot.pool.name: slot.pool for _, slot in lost}.values():
+            workers = [worker for worker, slot in lost if slot.pool is pool]
+            self._perform(pool, pool.dispatch.agent_lost(workers, self._loop.time()))
+            for worker in workers:
+                self._forget_lease(worker)  # those that nobody wanted any more; dispatch had nothing to say of them
+            self._forget_retired(pool)
+
+    def _accepted(self, running: _Running) -> None:
+        now = self._loop.time()
+        exchange, pool = running.exchange, running.pool
+        self._perform(pool, pool.dispatch.accepted(exchange.ask.request_id, running.epoch, now))
+        running.accepted = True
+        exchange.accepted(now)
+        if exchange.attempts.count == 1:
+            pool.metrics.queue_wait_seconds[exchange.ask.terms.priority.name.lower()].observe(exchange.waited_seconds)
+        if exchange.ask.streams and self._is_open(pool, exchange):
+            running.early_head = self._loop.call_later(EARLY_HEAD_SECONDS, exchange.open_early)
+
+    def _refused(self, worker: str, running: _Running) -> None:
+        self._forget_lease(worker)
+        request_id = running.exchange.ask.request_id
+        self._perform(running.pool, running.pool.dispatch.refused(request_id, running.epoch, self._loop.time()))
+
+    def _ended(self, end: End, running: _Running) -> None:
+        now = self._loop.time()
+        pool, exchange = running.pool, running.exchange
+        if not running.accepted:  # an end without Accepted is an attempt all the same: attempts are bounded
+            self._accepted(running)
+        self._forget_lease(end.worker)
+        effects = pool.dispatch.slot_ended(end.worker, end.epoch, now)
+        if self._is_open(pool, exchange):
+            if end.outcome is Outcome.WORKER_LOST:
+                self._crashes.crashed(exchange.ask.terms.tenant, _digest(exchange.ask), end.worker, now)
+            effects += self._follow(pool, exchange, exchange.ended(end, now), now)
+        report = running.session.reports.get(end.worker)
+        reports.lease_ended(exchange, end, report=report, metrics=pool.metrics, log=self._log)
+        self._perform(pool, effects)
+        self._forget_retired(pool)
+
+    def _follow(self, pool: ServedPool, exchange: Exchange, follows: Next, now: float) -> tuple[Effect, ...]:
+        """Do what follows the end of an attempt."""
+        match follows:
+            case RunElsewhere():
+                return pool.dispatch.retry(exchange.ask.request_id, follows.exclude, now)
+            case Deliver():
+                self._conclude(pool, exchange, OK if exchange.is_success else CLIENT_ERROR)
+            case Fail() | FailStream():
+                self._conclude(pool, exchange, outcome_of(Code(follows.code)))
+        return pool.dispatch.finished(exchange.ask.request_id, now)
+
+    # --- What dispatch decides ----------------------------------------------------------------------------------------
+
+    def _perform(self, pool: ServedPool, effects: Iterable[Effect]) -> None:
+        """Do what dispatch says, in its order, and what that leads to after it."""
+        due = deque(effects)
+        while due:
+            match due.popleft():
+                case Assign() as assign:
+                    self._assign(pool, assign)
+                case Refuse() as refuse:
+                    exchange = pool.exchanges[refuse.request_id]
+                    failure = refusal(refuse)
+                    exchange.fail(failure)
+                    self._conclude(pool, exchange, outcome_of(failure.code))
+                case CancelLease() as cancel:
+                    self._running[cancel.worker].session.send(Cancel(cancel.worker, cancel.epoch))
+                case Retake() as retake:
+                    self._forget_lease(retake.worker)
+                case LeaseLost() as lost:
+                    due.extend(self._lost(pool, lost))
+        self._wake_for(pool)
+
+    def _assign(self, pool: ServedPool, assign: Assign) -> None:
+        exchange = pool.exchanges[assign.request_id]
+        session = self._slots[assign.worker].session
+        self._forget_lease(assign.worker)
+        exchange.leased(assign.worker, assign.epoch)
+        self._running[assign.worker] = _Running(pool, exchange, session, assign.epoch)
+        session.send(pool.lease(exchange, assign.worker, assign.epoch, self._loop.time()))
+
+    def _lost(self, pool: ServedPool, lost: LeaseLost) -> tuple[Effect, ...]:
+        running = self._forget_lease(lost.worker)
+        exchange = pool.exchanges[lost.request_id]
+        now = self._loop.time()
+        reports.lease_lost(exchange, lost.epoch, self._log)
+        accepted = running is not None and running.accepted
+        return self._follow(pool, exchange, exchange.lost(now, started=accepted), now)
+
+    def _forget_lease(self, worker: str) -> _Running | None:
+        running = self._running.pop(worker, None)
+        if running is not None:
+            running.stop_timer()
+        return running
+
+    def _wake_for(self, pool: ServedPool) -> None:
+        """See to it that time reaches dispatch when it has something to do."""
+        due = pool.dispatch.next_wake()
+        if due is None or (self._wake is not None and self._wake.when() <= due):
+            return
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._wake = None
+        now = self._loop.time()
+        for pool in list(self._pools.values()):
+            self._perform(pool, pool.dispatch.tick(now))
+
+
+def _digest(ask: Ask) -> str:
+    return hashlib.sha256(ask.body).hexdigest()
