@@ -13,7 +13,7 @@ from basert_fleet.engine import schemas
 from basert_fleet.engine.schemas import violates
 
 LOOKUP = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
-BUDGET_SECONDS = 1.0  # chosen: ten times what the worst case takes here; unbounded, each of these takes far longer
+BUDGET_SECONDS = 1.0  # of CPU, chosen: ten times what the worst case takes here; unbounded, each takes far longer
 
 
 def nested(levels, **leaf):
@@ -110,9 +110,9 @@ def test_unreadable_schema_is_no_evidence(raw):
 )
 def test_hostile_schema_costs_little(schema, value):
     """No schema blocks the event loop for long (C32), whatever it answers."""
-    started = time.perf_counter()
+    started = time.process_time()
     check(schema, value)
-    assert time.perf_counter() - started < BUDGET_SECONDS
+    assert time.process_time() - started < BUDGET_SECONDS
 
 
 async def test_nothing_is_fetched(peer):
