@@ -144,14 +144,19 @@ async def _listening(
 ) -> AsyncIterator[str]:
     """Serve clients and operators within the block; gives the clients' URL."""
     async with contextlib.AsyncExitStack() as stack:
-        client = await HttpServer.start(ClientApi(fleet, keys), settings.listen.host, settings.listen.port)
+        client = await _start(ClientApi(fleet, keys), settings.listen)
         stack.push_async_callback(client.stop, CUT_SECONDS)
-        ops = await HttpServer.start(OpsApi(fleet), settings.ops_listen.host, settings.ops_listen.port)
+        ops = await _start(OpsApi(fleet), settings.ops_listen)
         stack.push_async_callback(ops.stop, CUT_SECONDS)
         url = Address(settings.listen.host, client.port).url
         say(f"listening on {url} for clients, on {Address(settings.ops_listen.host, ops.port).url} for operators")
         say(f"starting {describe(settings.fleet_file.first)}; logs in {settings.state_dir / 'logs'}")
         yield url
+
+
+async def _start(app: ClientApi | OpsApi, address: Address) -> HttpServer:
+    # Our applications take any mapping as a scope; uvicorn's types ask for its own TypedDicts.
+    return await HttpServer.start(app, address.host, address.port)  # type: ignore[arg-type] # see above
 
 
 def _join(fleet: Fleet, agent: Agent) -> None:

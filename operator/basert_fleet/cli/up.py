@@ -19,8 +19,16 @@ from basert_fleet.cli.standalone import Settings, serve
 from basert_fleet.core.errors import FleetError
 from basert_fleet.gateway.auth import load_keys
 
+try:
+    import uvloop
+except ImportError:  # a platform without it is slower, and works
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    new_event_loop = uvloop.new_event_loop
+
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
 SUMMARY = "run a fleet on this machine: endpoint, queue and workers in one process"
 DESCRIPTION = """\
@@ -72,7 +80,8 @@ def run(args: argparse.Namespace) -> Exit:
         _say(f"cannot read {error.filename}: {error.strerror}")
         return Exit.USAGE
     raise_open_files()
-    return asyncio.run(_run(settings))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_run(settings))
 
 
 async def _run(settings: Settings) -> Exit:
