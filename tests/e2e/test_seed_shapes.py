@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from support.fleet import fleet, pool
 from support.users import REQUEST_SECONDS, Got, Kind, ask, tally
 

@@ -93,7 +93,7 @@ class LeaseRun:
         self._end(outcome, verdict, execution, facts, error)
         return Settled(
             verdict=verdict,
-            check=_check(execution, facts, verdict, next_check(verdict, policy)),
+            check=_check(execution, facts, verdict, next_check(verdict, policy, agreed=lease.agreed)),
             alive=execution.idle_proven,
             learnable=_learnable(evidence),
         )

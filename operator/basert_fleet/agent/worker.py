@@ -303,7 +303,7 @@ class Worker:
     def _offer(self) -> None:
         if self._offers.offered is None:
             epoch = self._offers.offer(self._generation)
-            self._send(Offer(self.name, self._worker.spec.pool, epoch))
+            self._send(Offer(self.name, self._worker.spec.pool, epoch, self._current_slot.requests))
 
     def _withdraw(self) -> None:
         epoch = self._offers.withdraw()

@@ -135,6 +135,8 @@ class RunElsewhere:
     """The (worker, generation) pairs that had it. The same worker's next generation may."""
     agreed: frozenset[Reason]
     """What the next lease says was seen already: the same again is the model's or the request's doing."""
+    fresh: bool = False
+    """Only to a process that has served nothing yet: the surest one there is (seed, control 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,10 @@ class Attempts:
     two attempts are never joined.
     """
 
-    def __init__(self, *, max_attempts: int) -> None:
+    def __init__(self, *, max_attempts: int, replaces_contaminated: bool = True) -> None:
+        """Begin a request. `replaces_contaminated` says whether its pool recycles a process that was found so."""
         self._max_attempts = max_attempts
+        self._replaces_contaminated = replaces_contaminated
         self._tried: list[tuple[str, int]] = []
         self._agreed: frozenset[Reason] = frozenset()
         self._crashes = 0
@@ -221,7 +225,15 @@ class Attempts:
             return Fail(fault.code, fault.message)
         if outcome is Outcome.WITHHELD and verdict.reason in AGREEABLE:
             self._agreed |= {verdict.reason}
-        return RunElsewhere(exclude=frozenset(self._tried), agreed=self._agreed)
+        return RunElsewhere(exclude=frozenset(self._tried), agreed=self._agreed, fresh=self._needs_fresh(verdict))
+
+    def _needs_fresh(self, verdict: Verdict) -> bool:
+        """Say whether only a fresh process will do: the last chance after a contamination, which makes one fresh.
+
+        Workers that share the load also share its faults: a second and a third may be about to fail like the first.
+        """
+        last_chance = len(self._tried) == self._max_attempts - 1
+        return last_chance and verdict.kind is VerdictKind.CONTAMINATED and self._replaces_contaminated
 
     def _fault(self, outcome: Outcome, verdict: Verdict, error: str) -> _Fault:
         match outcome:

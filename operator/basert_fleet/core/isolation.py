@@ -8,6 +8,7 @@ to have workers recycled.
 from __future__ import annotations
 
 import math
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -141,8 +142,11 @@ class Check(StrEnum):
     RECYCLE = "recycle"
 
 
-def next_check(verdict: Verdict, policy: JudgePolicy) -> Check:
+def next_check(verdict: Verdict, policy: JudgePolicy, *, agreed: AbstractSet[Reason] = frozenset()) -> Check:
     """Say what the worker owes after this verdict.
+
+    `agreed` are reasons that another worker gave for the same request before. The same suspicion again clears this
+    worker: two of them do not fail alike by chance, and a client could keep a fleet busy with canaries otherwise.
 
     A pool that does not require /slots owes nothing for its absence: it would pay a canary for every request, and its
     schedule (`canary.everyRequests`, down to 1) is there to say how often.
@@ -153,7 +157,9 @@ def next_check(verdict: Verdict, policy: JudgePolicy) -> Check:
         case VerdictKind.CONTAMINATED:
             confirms = verdict.reason is Reason.POSITION_DRIFT and policy.drift_action is DriftAction.CONFIRM
             return Check.CANARY if confirms else Check.RECYCLE
-        case VerdictKind.SUSPECT | VerdictKind.UNVERIFIABLE:
+        case VerdictKind.SUSPECT:
+            return Check.NONE if verdict.reason in agreed else Check.CANARY
+        case VerdictKind.UNVERIFIABLE:
             waived = verdict.reason is Reason.SLOTS_UNREACHABLE and not policy.require_slots
             return Check.NONE if waived else Check.CANARY
         case _:

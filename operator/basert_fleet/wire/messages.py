@@ -67,6 +67,8 @@ class Offer(Message, frozen=True):
     worker: str
     pool: str
     epoch: Epoch
+    served: int = 0
+    """Leases that this process has ended; 0 for one that has been proven and not used yet."""
 
 
 class Withdraw(Message, frozen=True):
