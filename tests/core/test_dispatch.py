@@ -122,6 +122,17 @@ def test_a_lease_that_nobody_accepts_is_taken_back() -> None:
     assert assigned(dispatch.offer("w", epoch(2), 4.0)) == [("a", "w")]
 
 
+def test_a_given_up_lease_that_nobody_accepts_ends_without_a_word() -> None:
+    """Its cancel was sent when the client left; only the slot has to be offered anew."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    assert dispatch.cancel("a", 0.5) == (CancelLease("w", epoch(1)),)
+    assert dispatch.tick(ACCEPT_SECONDS) == ()
+    snapshot = dispatch.snapshot(ACCEPT_SECONDS)
+    assert (snapshot.demand, snapshot.idle) == (0, 0)
+
+
 def test_a_refused_lease_goes_back_to_its_place() -> None:
     """A lease that crossed a withdrawal is no attempt: its request is first again."""
     dispatch = make_dispatch()

@@ -291,6 +291,48 @@ def test_remembered_debts_are_forgotten_in_time() -> None:
     assert len(ledger) == 3  # "early" is gone
 
 
+def test_a_debt_that_others_have_overtaken_is_no_claim() -> None:
+    """Who comes back owing less than others have had meanwhile joins at their level."""
+    ledger = ledger_with_a_waiting_tenant()
+    indebted(ledger, "away", 0.0)
+    ledger.start("other", "lease", 1.0, 1.0)
+    ledger.end("other", "lease", 101.0)
+    ledger.join("away", 1.0, {"other"}, 101.0)
+    assert ledger.rank("away", 101.0) == ledger.rank("other", 101.0)
+
+
+def ledger_with_unequal_tenants() -> Ledger:
+    """Return a ledger in which from time 0 "busy" has ten leases and "content" has one."""
+    ledger = Ledger()
+    for tenant, leases in (("busy", 10), ("content", 1)):
+        ledger.join(tenant, 1.0, frozenset(), 0.0)
+        for index in range(leases):
+            ledger.start(tenant, f"{tenant}-{index}", 1.0, 0.0)
+    return ledger
+
+
+def test_a_newcomer_where_nobody_waits_joins_at_the_busiest() -> None:
+    """Nobody owes a newcomer what was taken while it was to spare."""
+    ledger = ledger_with_unequal_tenants()
+    ledger.join("new", 1.0, frozenset(), 20.0)
+    assert ledger.rank("new", 20.0) == ledger.rank("busy", 20.0) == 200.0
+
+
+@pytest.mark.parametrize(("now", "owed"), [(20.0, 180.0), (1000.0, MAX_IMBALANCE_SECONDS)])
+def test_what_a_running_tenant_is_owed_is_bounded(now: float, owed: float) -> None:
+    """It keeps what it is owed when it starts to wait, up to MAX_IMBALANCE_SECONDS."""
+    ledger = ledger_with_unequal_tenants()
+    ledger.join("content", 1.0, {"busy"}, now)
+    assert ledger.rank("busy", now) - ledger.rank("content", now) == owed
+
+
+def test_what_a_tenant_owes_is_bounded() -> None:
+    """Nobody is shut out for longer than it takes to work off MAX_IMBALANCE_SECONDS."""
+    ledger = ledger_with_unequal_tenants()
+    ledger.join("busy", 1.0, {"content"}, 1000.0)
+    assert ledger.rank("busy", 1000.0) - ledger.rank("content", 1000.0) == MAX_IMBALANCE_SECONDS
+
+
 def test_a_tenant_without_debt_leaves_no_account() -> None:
     """Nothing is kept of a tenant that owes nothing when it goes."""
     ledger = Ledger()
