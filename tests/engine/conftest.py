@@ -7,8 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
+import uvloop
 
 LIMIT_SECONDS = 20.0  # a backstop: nothing here waits for time to pass
+
+
+def pytest_asyncio_loop_factories(config, item):
+    """Run every test of this room on both loops: agents run on uvloop, whose transports differ."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 class Peer:
