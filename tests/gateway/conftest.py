@@ -31,6 +31,14 @@ class Gateway:
         return self.fleet.metrics.registry.get_sample_value(f"basert_fleet_{name}", labels)
 
 
+@pytest.fixture(autouse=True)
+def no_callback_failed(caplog):
+    """Fail a test in which a callback of the loop raised: asyncio only logs that."""
+    yield
+    failed = [record.getMessage() for record in caplog.get_records("call") if record.name == "asyncio"]
+    assert not failed, failed
+
+
 @pytest.fixture
 def start():
     """Return how to start a gateway for a block of code, with these pools and options."""

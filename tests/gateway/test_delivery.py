@@ -246,3 +246,19 @@ async def test_each_lease_is_one_log_line(gateway):
     expected |= {"epoch": "aaaa.1.1", "attempt": 1, "outcome": "released", "verdict": "clean", "reason": None}
     assert line.items() >= expected.items()
     assert "hello" not in gateway.log.getvalue().decode()
+
+
+async def test_a_late_frame_never_reaches_the_next_request_on_the_slot(gateway):
+    """Frames of a lease that is over are dropped, though the same slot serves somebody else by now."""
+    agent = ScriptedAgent(begin_with_text).join(gateway.fleet)
+    first = asyncio.create_task(gateway.client.post(CHAT, json=STREAM))
+    await agent.until(lambda: agent.leases)
+    agent.finish(agent.leases[0])
+    await first
+    async with gateway.client.stream("POST", CHAT, json=STREAM) as response:
+        agent.body(agent.leases[0], text("not yours"), Part.TEXT)
+        agent.end(agent.leases[0])
+        agent.finish(agent.leases[1])
+        body = b"".join([piece async for piece in response.aiter_raw()])
+    assert body == ROLE + text("one") + ENDING
+    assert gateway.metric("stale_frames_total", node="mac-1") == 2

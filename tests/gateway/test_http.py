@@ -172,3 +172,16 @@ async def test_health_answers_while_a_large_body_is_read(gateway):
         longest = max(longest, loop.time() - before)
     assert (await asked).status_code == 200
     assert longest < 1.0  # generous: client and gateway share this loop and a busy machine
+
+
+async def test_a_bug_is_told_in_the_same_shape(gateway, caplog):
+    """Whatever goes wrong in the gateway itself, SDKs get an error that they can read; the log has the traceback."""
+
+    def broken(ask, abort):
+        raise LookupError("a bug")
+
+    gateway.fleet.submit = broken
+    response = await gateway.client.post(CHAT, json=ASK)
+    assert error_of(response) == (500, "internal_error")
+    assert response.headers["x-should-retry"] == "false"
+    assert "a bug" in caplog.text

@@ -211,3 +211,12 @@ async def test_a_drain_past_its_limit_tells_the_clients(gateway):
         rest = b"".join([piece async for piece in pieces])
     assert b'"draining"' in rest
     await agent.until(lambda: agent.cancels)
+
+
+async def test_a_wait_of_zero_takes_an_idle_slot_or_nothing(gateway):
+    """x-basert-max-wait: 0 means now or never: served by an idle slot, refused when there is none."""
+    headers = {"x-basert-max-wait": "0"}
+    assert (await gateway.client.post(CHAT, json=ASK, headers=headers)).status_code == 503
+    ScriptedAgent(lambda agent, lease: agent.answer(lease)).join(gateway.fleet)
+    await until(lambda: gateway.fleet.observed()["pools"][0]["idle"])
+    assert (await gateway.client.post(CHAT, json=ASK, headers=headers)).status_code == 200

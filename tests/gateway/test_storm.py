@@ -20,6 +20,7 @@ from support.scripted_agent import DRIFTED, SUSPECT, ScriptedAgent, pool, text
 from support.virtual_loop import run_virtual
 
 REQUESTS = 500
+STALE = text("somebody else's")
 WORKERS = tuple(f"qwen-{index}" for index in range(4))
 
 
@@ -29,12 +30,17 @@ class Misbehaving:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.held: dict[str, object] = {}
+        self.before: dict[str, object] = {}
         self.violations = 0
 
     def lease(self, agent: ScriptedAgent, lease) -> None:
         """Take a lease; a second one on the same slot is what must never happen."""
         self.violations += lease.worker in self.held
         self.held[lease.worker] = lease
+        if lease.worker in self.before and self.chance.random() < 0.5:
+            agent.body(self.before[lease.worker], STALE, Part.TEXT)
+            agent.end(self.before[lease.worker])
+        self.before[lease.worker] = lease
         if self.chance.random() < 0.1:
             self.done(lambda: agent.refuse(lease), agent, lease)
         elif self.chance.random() > 0.05:  # else it is never accepted
@@ -97,6 +103,7 @@ async def one_client(fleet: Fleet, number: int, chance: random.Random) -> int:
 
     async def send(message: dict) -> None:
         nonlocal heads
+        assert STALE not in message.get("body", b"")
         heads += message["type"] == "http.response.start"
 
     exchange = fleet.submit(ask, lambda: None)

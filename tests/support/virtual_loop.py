@@ -45,6 +45,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Coroutine[object, object, Result]) -> Result:
-    """Run a coroutine in virtual time, to its end."""
+    """Run a coroutine in virtual time, to its end; an error in any callback fails it, too."""
+    errors: list[dict] = []
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
+        runner.get_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        result = runner.run(main)
+    assert not errors, errors
+    return result

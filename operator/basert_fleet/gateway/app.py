@@ -7,6 +7,7 @@ forwarded. The client's Authorization ends here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -59,6 +60,9 @@ class ClientApi:
             await _fail(send, fault.failure, trace_id)
         except ClientLeft:
             self._fleet.metrics.refused(CANCELLED)
+        except Exception:  # a bug: the client is told what can be told, and uvicorn logs the traceback
+            await _tell_of_a_bug(send, trace_id)
+            raise
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, trace_id: str) -> None:
         path, method = scope["path"], scope["method"]
@@ -141,6 +145,11 @@ def _model(name: str, pool: str) -> dict[str, str | int]:
 def _require(method: str, wanted: str, path: str) -> None:
     if method != wanted:
         raise RequestFault.because(Code.METHOD_NOT_ALLOWED, f"{path} only takes {wanted}.")
+
+
+async def _tell_of_a_bug(send: Send, trace_id: str) -> None:
+    with contextlib.suppress(RuntimeError):  # uvicorn's word for: a response has begun; it is cut instead
+        await _fail(send, Failure(Code.INTERNAL_ERROR, "The gateway failed; its log has the reason."), trace_id)
 
 
 async def _fail(send: Send, failure: Failure, trace_id: str) -> None:

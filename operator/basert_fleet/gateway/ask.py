@@ -26,6 +26,8 @@ VERIFY = b"x-basert-verify"
 PRIORITY = b"x-basert-priority"
 MAX_WAIT = b"x-basert-max-wait"
 
+SHORTEST_WAIT_SECONDS = 0.001
+"""What a wait of 0 becomes: now or never. A place that ends as it begins could not even take an idle slot."""
 LONGEST_WAIT_SECONDS = 86_400.0
 """The bound of queue.maxWaitSeconds; the pool's own limit applies below it."""
 
@@ -114,7 +116,7 @@ def _max_wait(asked: bytes | None) -> float | None:
         seconds = math.nan
     if not 0.0 <= seconds <= LONGEST_WAIT_SECONDS:  # false for nan, too
         raise _invalid(MAX_WAIT, asked, f"seconds from 0 to {LONGEST_WAIT_SECONDS:g}")
-    return seconds
+    return max(seconds, SHORTEST_WAIT_SECONDS)
 
 
 def _invalid(name: bytes, value: bytes, allowed: str) -> RequestFault:
