@@ -20,6 +20,7 @@ from basert_fleet.core.delivery import (
     Part,
     RunElsewhere,
     VerifyMode,
+    blames_request,
     raised,
     releases,
 )
@@ -138,7 +139,9 @@ def test_a_first_failure_runs_elsewhere(end: tuple[Outcome, Verdict]) -> None:
     for released in (None, Part.OPENING):
         following = after(end, released=released)
         assert isinstance(following, RunElsewhere)
-        assert following.exclude == {("chat-1", 1)}
+        doubted = end in (SUSPECT, SILENT)
+        assert (following.avoid if doubted else following.exclude) == {("chat-1", 1)}
+        assert not (following.exclude if doubted else following.avoid)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +168,48 @@ def test_agreed_reasons_add_up() -> None:
     """A third worker may agree with either of the first two."""
     following = after(SUSPECT, (Outcome.WITHHELD, Verdict.because(Reason.TOOL_CALL_MISSING)))
     assert following == RunElsewhere(
-        exclude=frozenset({("chat-1", 1), ("chat-2", 1)}),
+        exclude=frozenset(),
+        avoid=frozenset({("chat-1", 1), ("chat-2", 1)}),
         agreed=frozenset({Reason.TOOL_ARGUMENTS_INVALID, Reason.TOOL_CALL_MISSING}),
     )
+
+
+def test_the_last_chance_after_a_contamination_is_a_fresh_process() -> None:
+    """Workers that share the load share its faults: the last attempt must not land on one that is about to fail."""
+    first, second = after(CONTAMINATED), after(CONTAMINATED, CONTAMINATED)
+    assert isinstance(first, RunElsewhere)
+    assert isinstance(second, RunElsewhere)
+    assert (first.fresh, second.fresh) == (False, True)
+    doubted = after(CONTAMINATED, SUSPECT)
+    assert isinstance(doubted, RunElsewhere)
+    assert not doubted.fresh
+
+
+def test_no_fresh_process_is_asked_for_where_none_will_come() -> None:
+    """A pool that confirms drift by a canary may keep its processes; waiting for a new one has no end."""
+    attempts = Attempts(max_attempts=2, replaces_contaminated=False)
+    attempts.started("chat-1", 1)
+    following = attempts.ended(*CONTAMINATED, status=200)
+    assert isinstance(following, RunElsewhere)
+    assert not following.fresh
+
+
+def test_a_doubted_process_that_fails_after_all_is_excluded() -> None:
+    """It got the request again for want of another; now there is no doubt."""
+    attempts = Attempts(max_attempts=4)
+    for end in (SUSPECT, CONTAMINATED):
+        attempts.started("chat-1", 1)
+        following = attempts.ended(*end, status=200)
+    assert isinstance(following, RunElsewhere)
+    assert (following.exclude, following.avoid) == ({("chat-1", 1)}, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("end", "blamed"), [(LOST, True), (SWALLOWED, True), (SUSPECT, True), (CONTAMINATED, False), (SILENT, False)]
+)
+def test_whose_doing_a_workers_next_minutes_are(end: tuple[Outcome, Verdict], blamed: bool) -> None:
+    """A tenant pays for the tests that its requests cause, not for an engine that mixes users up."""
+    assert blames_request(*end) is blamed
 
 
 @pytest.mark.parametrize(
@@ -275,7 +317,7 @@ def test_a_request_always_comes_to_an_end(
         if following is not None and not isinstance(following, RunElsewhere):
             break
         if following is not None:
-            assert following.exclude == tried
+            assert following.exclude | following.avoid == tried
         process = data.draw(st.sampled_from([process for process in PROCESSES if process not in tried]))
         tried.add(process)
         attempts.started(*process)

@@ -57,7 +57,7 @@ def assigned(effects: Iterable[Effect]) -> list[tuple[str, str]]:
 
 def run_to_end(dispatch: Dispatch, request_id: str, worker: str, at: Epoch, *, start: float, end: float) -> None:
     """Let an assigned request run; it is then to be decided about."""
-    dispatch.accepted(request_id, at, start)
+    dispatch.accepted(worker, at, start)
     dispatch.slot_ended(worker, at, end)
 
 
@@ -81,7 +81,7 @@ def test_no_time_frees_a_running_lease() -> None:
     dispatch = make_dispatch()
     dispatch.offer("w", epoch(1), 0.0)
     dispatch.enqueue(make_request("a", deadline=10.0), 0.0)
-    dispatch.accepted("a", epoch(1), 1.0)
+    dispatch.accepted("w", epoch(1), 1.0)
     assert dispatch.next_wake() is None
     assert dispatch.tick(FAR) == ()
     assert dispatch.snapshot(FAR).in_flight == 1
@@ -98,14 +98,59 @@ def test_an_ended_slot_is_used_again_only_after_a_new_offer() -> None:
     assert assigned(dispatch.offer("w", epoch(2), 5.0)) == [("b", "w")]
 
 
-def test_the_slot_idle_longest_is_taken() -> None:
-    """Work spreads evenly: slots are used in the order of their offers."""
+def test_of_equal_slots_the_one_idle_longest_is_taken() -> None:
+    """Slots whose processes served as much are used in the order of their offers."""
     dispatch = make_dispatch()
     for counter, worker in enumerate(["b", "a", "c"], start=1):
         dispatch.offer(worker, epoch(counter), 0.0)
     dispatch.offer("b", epoch(4), 0.0)  # renewed
     got = [assigned(dispatch.enqueue(make_request(name), 0.0))[0][1] for name in "123"]
     assert got == ["a", "c", "b"]
+
+
+def test_a_first_attempt_goes_to_the_process_that_served_most() -> None:
+    """Under a fault that grows with use, workers come to it one after another and not all at once."""
+    dispatch = make_dispatch()
+    for worker, served in {"new": 0, "old": 4, "young": 1}.items():
+        dispatch.offer(worker, epoch(1), 0.0, served=served)
+    got = [assigned(dispatch.enqueue(make_request(name), 0.0))[0][1] for name in "123"]
+    assert got == ["old", "young", "new"]
+
+
+def test_a_retry_goes_to_the_freshest_process() -> None:
+    """What failed on a used process has its best chance on a fresh one."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0, served=9)
+    dispatch.enqueue(make_request("a"), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.0, end=1.0)
+    for worker, served in {"old": 4, "new": 0, "young": 1}.items():
+        dispatch.offer(worker, epoch(1), 1.0, served=served)
+    assert assigned(dispatch.retry("a", frozenset({("w", 1)}), 1.0)) == [("a", "new")]
+
+
+def test_a_request_that_needs_a_fresh_process_waits_for_it_and_gets_it_first() -> None:
+    """Used processes are passed over; the first fresh one goes to it, whoever else waits."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0, served=3)
+    dispatch.enqueue(make_request("a", priority=Priority.LOW), 0.0)
+    for name in "bc":
+        dispatch.enqueue(make_request(name, priority=Priority.HIGH), 0.0)
+    run_to_end(dispatch, "a", "w", epoch(1), start=0.0, end=1.0)
+    assert dispatch.retry("a", frozenset({("w", 1)}), 1.0, fresh=True) == ()
+    assert assigned(dispatch.offer("x", epoch(1), 2.0, served=1)) == [("b", "x")]
+    assert assigned(dispatch.offer("w", epoch(2, generation=2), 3.0, served=0)) == [("a", "w")]
+
+
+def test_a_message_of_one_worker_never_meets_the_lease_of_another() -> None:
+    """Two fresh workers of one agent have equal epochs; a late refusal of the one leaves the other's lease alone."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.tick(ACCEPT_SECONDS)  # taken back from w
+    assert assigned(dispatch.offer("x", epoch(1), 3.0)) == [("a", "x")]
+    dispatch.refused("w", epoch(1), 3.1)
+    assert dispatch.snapshot(3.1).in_flight == 1
+    assert dispatch.snapshot(3.1).queued_requests == 0
 
 
 def test_a_lease_that_nobody_accepts_is_taken_back() -> None:
@@ -116,7 +161,7 @@ def test_a_lease_that_nobody_accepts_is_taken_back() -> None:
     dispatch.enqueue(make_request("b"), 0.0)
     assert dispatch.next_wake() == ACCEPT_SECONDS
     assert dispatch.tick(ACCEPT_SECONDS) == (CancelLease("w", epoch(1)), Retake("a", "w", epoch(1)))
-    assert dispatch.accepted("a", epoch(1), 3.0) == ()  # too late
+    assert dispatch.accepted("w", epoch(1), 3.0) == ()  # too late
     assert dispatch.slot_ended("w", epoch(1), 3.0) == ()
     assert dispatch.snapshot(3.0).idle == 0
     assert assigned(dispatch.offer("w", epoch(2), 4.0)) == [("a", "w")]
@@ -140,7 +185,7 @@ def test_a_refused_lease_goes_back_to_its_place() -> None:
     dispatch.enqueue(make_request("a"), 0.0)
     dispatch.enqueue(make_request("b"), 0.0)
     assert dispatch.withdraw("w", epoch(1), 0.1) == ()
-    assert dispatch.refused("a", epoch(1), 0.2) == ()
+    assert dispatch.refused("w", epoch(1), 0.2) == ()
     assert assigned(dispatch.offer("w", epoch(2), 1.0)) == [("a", "w")]
 
 
@@ -231,7 +276,7 @@ def test_a_client_that_leaves_while_running_frees_no_slot() -> None:
     dispatch = make_dispatch()
     dispatch.offer("w", epoch(1), 0.0)
     dispatch.enqueue(make_request("a"), 0.0)
-    dispatch.accepted("a", epoch(1), 0.1)
+    dispatch.accepted("w", epoch(1), 0.1)
     assert dispatch.cancel("a", 1.0) == (CancelLease("w", epoch(1)),)
     assert dispatch.snapshot(1.0).in_flight == 1
     dispatch.slot_ended("w", epoch(1), 9.0)
@@ -375,7 +420,7 @@ def test_a_storm_of_aborts_leaves_nothing_behind() -> None:
             if isinstance(effect, Assign):
                 assert effect.worker not in held
                 held[effect.worker] = effect
-                perform(dispatch.accepted(effect.request_id, effect.epoch, now))
+                perform(dispatch.accepted(effect.worker, effect.epoch, now))
             elif isinstance(effect, Refuse):
                 open_requests.remove(effect.request_id)
 

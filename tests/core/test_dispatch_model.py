@@ -45,6 +45,7 @@ class Known:
     arrived: float
     where: Where = Where.WAITING
     exclude: frozenset[tuple[str, int]] = frozenset()
+    fresh: bool = False
     retried: bool = False
     ends: int = 0
 
@@ -60,6 +61,7 @@ class Slot:
     incarnation: int = 1
     generation: int = 1
     counter: int = 0
+    served: int = 0
     offered: bool = False
     request: str | None = None
     assigned_at: float = 0.0
@@ -80,8 +82,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         self.now = 0.0
         self.possible = True
         self.known: dict[str, Known] = {}
-        # Counters far apart: the caller never mistakes one worker's epoch for another's.
-        self.slots = {worker: Slot(counter=1000 * index) for index, worker in enumerate(WORKERS)}
+        self.slots = {worker: Slot() for worker in WORKERS}  # their epochs may well be equal
 
     # What the dispatcher says, checked against what is known.
 
@@ -125,7 +126,10 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
                 known.request.tenant,
                 known.request.priority,
             )
-            assert not (is_same_line and other.number < known.number and self.can_run(other))
+            overtakes = is_same_line and other.number < known.number and self.can_run(other)
+            assert not overtakes or known.fresh
+            assert not (other.fresh and self.can_run(other) and not known.fresh)
+        assert not (known.fresh and slot.served)
         slot.offered, slot.request, slot.assigned_at, slot.accepted = False, effect.request_id, self.now, False
         known.where = Where.LEASED
 
@@ -156,7 +160,8 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
 
     def can_run(self, known: Known) -> bool:
         return any(
-            slot.offered and (worker, slot.generation) not in known.exclude for worker, slot in self.slots.items()
+            slot.offered and (worker, slot.generation) not in known.exclude and not (known.fresh and slot.served)
+            for worker, slot in self.slots.items()
         )
 
     def pick(self, data: st.DataObject, where: Where) -> str | None:
@@ -185,8 +190,9 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         slot.past.append(before)
         slot.counter += 1
         slot.generation += recycled
+        slot.served = 0 if recycled else slot.served + 1
         slot.offered = True
-        effects = self.dispatch.offer(worker, slot.epoch, self.now)
+        effects = self.dispatch.offer(worker, slot.epoch, self.now, served=slot.served)
         lost = [effect for effect in effects if isinstance(effect, LeaseLost)]
         if slot.request and not lost:
             assert self.known[slot.request].where is Where.OVER
@@ -202,13 +208,12 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
             return
         epoch = data.draw(st.sampled_from(past))
         stale = self.dispatch.snapshot(self.now).stale
-        for request_id in ["nobody", *self.known]:
-            self.perform(self.dispatch.accepted(request_id, epoch, self.now))
-            self.perform(self.dispatch.refused(request_id, epoch, self.now))
+        self.perform(self.dispatch.accepted(worker, epoch, self.now))
+        self.perform(self.dispatch.refused(worker, epoch, self.now))
         self.perform(self.dispatch.offer(worker, epoch, self.now))
         self.perform(self.dispatch.withdraw(worker, epoch, self.now))
         self.perform(self.dispatch.slot_ended(worker, epoch, self.now))
-        assert self.dispatch.snapshot(self.now).stale == stale + 5 + 2 * len(self.known)
+        assert self.dispatch.snapshot(self.now).stale == stale + 5
 
     @rule(worker=st.sampled_from(WORKERS))
     def slot_is_withdrawn(self, worker: str) -> None:
@@ -222,7 +227,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         slot = self.slots[worker]
         if slot.request:
             slot.accepted = True
-            self.perform(self.dispatch.accepted(slot.request, slot.epoch, self.now))
+            self.perform(self.dispatch.accepted(worker, slot.epoch, self.now))
 
     @rule(worker=st.sampled_from(WORKERS))
     def lease_is_refused(self, worker: str) -> None:
@@ -231,10 +236,10 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
             request_id, slot.request = slot.request, None
             if self.known[request_id].where is Where.LEASED:
                 self.known[request_id].where = Where.WAITING
-            self.perform(self.dispatch.refused(request_id, slot.epoch, self.now))
+            self.perform(self.dispatch.refused(worker, slot.epoch, self.now))
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def slot_ends(self, worker: str) -> None:
+    @rule(worker=st.sampled_from(WORKERS), blamed=st.booleans())
+    def slot_ends(self, worker: str, blamed: bool) -> None:
         """Told twice, as a repeated End would."""
         slot = self.slots[worker]
         if slot.request:
@@ -242,20 +247,20 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
             if self.known[request_id].where is Where.LEASED:
                 self.known[request_id].where = Where.DECIDING
             stale = self.dispatch.snapshot(self.now).stale
-            self.perform(self.dispatch.slot_ended(worker, slot.epoch, self.now))
-            self.perform(self.dispatch.slot_ended(worker, slot.epoch, self.now))
+            self.perform(self.dispatch.slot_ended(worker, slot.epoch, self.now, blamed=blamed))
+            self.perform(self.dispatch.slot_ended(worker, slot.epoch, self.now, blamed=blamed))
             assert self.dispatch.snapshot(self.now).stale == stale
 
-    @rule(data=st.data(), workers=st.sets(st.sampled_from(WORKERS)))
-    def request_runs_again(self, data: st.DataObject, workers: set[str]) -> None:
+    @rule(data=st.data(), workers=st.sets(st.sampled_from(WORKERS)), fresh=st.booleans())
+    def request_runs_again(self, data: st.DataObject, workers: set[str], fresh: bool) -> None:
         request_id = self.pick(data, Where.DECIDING)
         if request_id is None:
             return
         known = self.known[request_id]
         exclude = frozenset((worker, self.slots[worker].generation) for worker in workers)
         known.exclude |= exclude
-        known.where, known.retried = Where.WAITING, True
-        self.perform(self.dispatch.retry(request_id, exclude, self.now))
+        known.where, known.retried, known.fresh = Where.WAITING, True, fresh
+        self.perform(self.dispatch.retry(request_id, exclude, self.now, fresh=fresh))
 
     @rule(data=st.data(), where=st.sampled_from([Where.WAITING, Where.LEASED, Where.DECIDING]))
     def request_is_finished(self, data: st.DataObject, where: Where) -> None:
@@ -355,7 +360,9 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
     def teardown(self) -> None:
         """After the storm all gauges are 0, and nothing is remembered of anybody (C31)."""
         for worker in WORKERS:
-            self.slot_ends(worker)
+            self.slot_ends(worker, blamed=False)
+            self.perform(self.dispatch.withdraw(worker, self.slots[worker].epoch, self.now))
+        self.perform(self.dispatch.agent_lost(WORKERS, self.now))
         self.now += 1000.0
         self.perform(self.dispatch.tick(self.now))
         for request_id, known in self.known.items():

@@ -12,7 +12,13 @@ import pytest
 
 from basert_fleet.core.dispatch import AGING_SECONDS, Assign, Dispatch, Effect, Limits, Priority, Request
 from basert_fleet.core.epoch import Epoch
-from basert_fleet.core.fairness import DEBT_MEMORY_SECONDS, MAX_DEBTORS, MAX_IMBALANCE_SECONDS, Ledger
+from basert_fleet.core.fairness import (
+    DEBT_MEMORY_SECONDS,
+    MAX_AFTERMATH_SECONDS,
+    MAX_DEBTORS,
+    MAX_IMBALANCE_SECONDS,
+    Ledger,
+)
 
 FOREVER = 1e9
 CLIENT_SECONDS = 0.001
@@ -88,7 +94,7 @@ class Pool:
     def _perform(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             assert isinstance(effect, Assign)
-            self._perform(self.dispatch.accepted(effect.request_id, effect.epoch, self.now))
+            self._perform(self.dispatch.accepted(effect.worker, effect.epoch, self.now))
             start, (request, asked_at, seconds, then) = self.now, self._asked.pop(effect.request_id)
 
             def end(
@@ -359,3 +365,31 @@ def test_a_running_lease_is_charged_at_each_decision() -> None:
     ledger.join("t", 2.0, frozenset(), 0.0)
     ledger.start("t", "lease", 2.0, 0.0)
     assert ledger.rank("t", 100.0) == pytest.approx(50.0)
+
+
+def test_a_tenant_is_charged_for_what_its_request_made_a_worker_do() -> None:
+    """While a blamed lease's worker is tested, its tenant pays; the other tenant's share grows by as much."""
+    dispatch = Dispatch(Limits(100, 1000, FOREVER))
+    for tenant in ("bad", "good"):
+        for number in range(3):
+            dispatch.enqueue(Request(f"{tenant}-{number}", tenant, 1.0, Priority.NORMAL, 1, None, FOREVER), 0.0)
+    order = []
+    now = 0.0
+    for counter in range(1, 5):
+        (assign,) = dispatch.offer("w", Epoch("agent", 1, counter), now)
+        assert isinstance(assign, Assign)
+        order.append(assign.request_id.partition("-")[0])
+        now += 1.0
+        dispatch.slot_ended("w", assign.epoch, now, blamed=order[-1] == "bad")
+        dispatch.finished(assign.request_id, now)
+        now += 2.0 if order[-1] == "bad" else 0.0  # the worker is tested before it is offered again
+    assert order == ["bad", "good", "good", "good"]
+
+
+def test_an_aftermath_is_charged_for_a_limited_time() -> None:
+    """A worker that never comes back is not its last tenant's debt for ever."""
+    ledger = Ledger()
+    ledger.join("t", 1.0, (), 0.0)
+    ledger.start_aftermath("t", "w", 1.0, 0.0)
+    assert ledger.rank("t", 10.0) == 10.0
+    assert ledger.rank("t", 10_000.0) == MAX_AFTERMATH_SECONDS

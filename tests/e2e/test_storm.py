@@ -50,7 +50,6 @@ async def test_two_thousand_requests_of_users_that_hang_up(tmp_path: Path) -> No
         assert client_connections(running) == 0
 
 
-
 def client_connections(running: Fleet) -> int:
     """Count the sockets that the fleet still holds towards clients."""
     connections = psutil.Process(running.process.pid).net_connections("tcp")

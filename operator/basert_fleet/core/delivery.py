@@ -132,7 +132,10 @@ class RunElsewhere:
     """Lease the request again, to none of these processes."""
 
     exclude: frozenset[tuple[str, int]]
-    """The (worker, generation) pairs that had it. The same worker's next generation may."""
+    """The (worker, generation) pairs that failed it. The same worker's next generation may have it."""
+    avoid: frozenset[tuple[str, int]]
+    """Those whose answer was only doubted. Where there is no other worker, one that passed its test since may have it:
+    to replace it would be to recycle a worker for a request's content (promise 7)."""
     agreed: frozenset[Reason]
     """What the next lease says was seen already: the same again is the model's or the request's doing."""
     fresh: bool = False
@@ -157,7 +160,7 @@ class FailStream:
 
 Next: TypeAlias = Deliver | RunElsewhere | Fail | FailStream
 
-AGREEABLE = frozenset(
+AGREEABLE: frozenset[Reason] = frozenset(
     {
         Reason.TOOL_ARGUMENTS_INVALID,
         Reason.TOOL_NAME_UNKNOWN,
@@ -167,6 +170,12 @@ AGREEABLE = frozenset(
     }
 )
 """Reasons that lie in the request, the model or the build when two processes give them. A silent /slots does not."""
+
+
+def blames_request(outcome: Outcome, verdict: Verdict) -> bool:
+    """Say whether the request may be the cause of what its worker has to do next: a test, or a new start."""
+    return verdict.kind is VerdictKind.SUSPECT or outcome in {Outcome.WORKER_LOST, Outcome.SWALLOWED}
+
 
 MAX_CRASHES = 2
 """A crash is retried once (design, section 5): a body that kills processes must not walk through a fleet."""
@@ -186,6 +195,7 @@ class Attempts:
         self._max_attempts = max_attempts
         self._replaces_contaminated = replaces_contaminated
         self._tried: list[tuple[str, int]] = []
+        self._doubted: set[tuple[str, int]] = set()
         self._agreed: frozenset[Reason] = frozenset()
         self._crashes = 0
         self._engine_errors = 0
@@ -223,9 +233,16 @@ class Attempts:
             return FailStream(fault.code, fault.message)
         if fault.final or len(self._tried) >= self._max_attempts:
             return Fail(fault.code, fault.message)
-        if outcome is Outcome.WITHHELD and verdict.reason in AGREEABLE:
-            self._agreed |= {verdict.reason}
-        return RunElsewhere(exclude=frozenset(self._tried), agreed=self._agreed, fresh=self._needs_fresh(verdict))
+        self._doubted.discard(self._tried[-1])
+        if outcome is Outcome.WITHHELD and verdict.kind is not VerdictKind.CONTAMINATED:
+            self._doubted.add(self._tried[-1])
+            self._agreed |= AGREEABLE & {verdict.reason}
+        return RunElsewhere(
+            exclude=frozenset(self._tried) - self._doubted,
+            avoid=frozenset(self._doubted),
+            agreed=self._agreed,
+            fresh=self._needs_fresh(verdict),
+        )
 
     def _needs_fresh(self, verdict: Verdict) -> bool:
         """Say whether only a fresh process will do: the last chance after a contamination, which makes one fresh.

@@ -22,6 +22,8 @@ Who is next: first the class, then the tenant in it, then the tenant's first req
   requests are long.
 - The tenant: see `fairness`.
 - Requests that may not run on any idle slot are skipped; they keep their place.
+- A request that needs a fresh process goes before all others once there is one: it has failed on others already, and a
+  fresh process does not stay fresh.
 
 `now` is the caller's monotonic clock in seconds and must never go back. Each call costs O(tenants + slots + log
 requests) per request that it moves.
@@ -36,7 +38,7 @@ from math import ceil
 from typing import TypeAlias
 
 from basert_fleet.core.epoch import Epoch
-from basert_fleet.core.fairness import Ledger
+from basert_fleet.core.fairness import Ledger, aftermath_of
 from basert_fleet.core.slots import Lease, OfferKind, Slots
 from basert_fleet.core.waiting import Exclusion, Limits, Place, Priority, Request, WaitingRequests
 
@@ -170,6 +172,7 @@ class Dispatch:
         self._waiting = WaitingRequests()
         self._slots = Slots()
         self._deciding: dict[str, Place] = {}
+        self._aftermaths: dict[str, Lease] = {}  # by worker: the last lease, while its tenant is charged on
         self._ledgers = {priority: Ledger() for priority in Priority}
         self._last_turn = dict.fromkeys(Priority, -1)
         self._turns = 0
@@ -198,8 +201,11 @@ class Dispatch:
         self._wait(Place(request, self._arrivals, now, expires), now)
         return self._conclude(effects, now)
 
-    def offer(self, worker: str, epoch: Epoch, now: float) -> Effects:
-        """Take a slot into use. A newer offer ends an older lease of that slot; an older one is dropped."""
+    def offer(self, worker: str, epoch: Epoch, now: float, *, served: int = 0) -> Effects:
+        """Take a slot into use. A newer offer ends an older lease of that slot; an older one is dropped.
+
+        `served` is how many leases its process has ended.
+        """
         effects: Effects = ()
         kind = self._slots.judge_offer(worker, epoch)
         if kind is OfferKind.STALE:
@@ -208,7 +214,8 @@ class Dispatch:
             self._lease_violations += 1
         else:
             effects = self._lose(worker, now)
-            self._slots.put_idle(worker, epoch)
+            self._close_aftermath(worker, now)
+            self._slots.put_idle(worker, epoch, served)
         return self._conclude(effects, now)
 
     def withdraw(self, worker: str, epoch: Epoch, now: float) -> Effects:
@@ -217,40 +224,39 @@ class Dispatch:
             self._stale += 1
         return self._conclude((), now)
 
-    def accepted(self, request_id: str, epoch: Epoch, now: float) -> Effects:
-        """Note that the agent took the lease: from now on no timer ends it (C29).
-
-        Epochs are a worker's own: the caller has found the request by worker and epoch, and drops what it cannot find.
-        """
-        lease = self._lease(request_id, epoch)
+    def accepted(self, worker: str, epoch: Epoch, now: float) -> Effects:
+        """Note that the agent took the lease: from now on no timer ends it (C29)."""
+        lease = self._lease(worker, epoch)
         if lease is not None:
             self._slots.accept(lease)
         return self._conclude((), now)
 
-    def refused(self, request_id: str, epoch: Epoch, now: float) -> Effects:
-        """Put the request back to its place: the lease came too late for its offer, and was no attempt.
-
-        Epochs are a worker's own: the caller has found the request by worker and epoch, and drops what it cannot find.
-        """
-        lease = self._lease(request_id, epoch)
+    def refused(self, worker: str, epoch: Epoch, now: float) -> Effects:
+        """Put the request back to its place: the lease came too late for its offer, and was no attempt."""
+        lease = self._lease(worker, epoch)
         if lease is not None:
             self._put_back(lease, now)
         return self._conclude((), now)
 
-    def slot_ended(self, worker: str, epoch: Epoch, now: float) -> Effects:
+    def slot_ended(self, worker: str, epoch: Epoch, now: float, *, blamed: bool = False) -> Effects:
         """Note that the slot is done with its lease: charge the tenant; the slot is out of use until offered anew.
+
+        `blamed` says that the request may be the cause of what the worker has to do before that: its tenant is charged
+        for it too, or one that sends nothing but such requests would take the time of all others.
 
         The request, unless it was given up before, now awaits `retry` or `finished`. Told twice is fine.
         """
         lease = self._slots.lease_on(worker)
         if lease is not None and lease.epoch == epoch:
-            self._end(lease, now)
+            self._end(lease, now, blamed=blamed)
         elif not self._slots.is_current(worker, epoch):
             self._stale += 1
         return self._conclude((), now)
 
-    def retry(self, request_id: str, exclude: frozenset[Exclusion], now: float) -> Effects:
+    def retry(self, request_id: str, exclude: frozenset[Exclusion], now: float, *, fresh: bool = False) -> Effects:
         """Let a request whose lease is over run again, in its old place, away from these (worker, generation).
+
+        `fresh` asks for a process that has served nothing yet; such a process then goes to no other request before it.
 
         Earlier exclusions stay. It is never refused for a full queue, and waits as long as its total time allows.
 
@@ -261,7 +267,7 @@ class Dispatch:
             raise ValueError(f"request {request_id} cannot be retried before its lease is over")
         place = self._deciding.pop(request_id, None)
         if place is not None:
-            self._wait(place.for_retry(exclude), now)
+            self._wait(place.for_retry(exclude, fresh=fresh), now)
         return self._conclude((), now)
 
     def finished(self, request_id: str, now: float) -> Effects:
@@ -279,6 +285,7 @@ class Dispatch:
         effects: Effects = ()
         for worker in workers:
             effects += self._lose(worker, now)
+            self._close_aftermath(worker, now)
             self._slots.forget(worker)
         return self._conclude(effects, now)
 
@@ -342,7 +349,7 @@ class Dispatch:
         while self._slots.idle_count and (place := self._next(now)) is not None:
             request = place.request
             self._waiting.remove(request.id)
-            lease = self._slots.lease(place, accept_by=now + ACCEPT_SECONDS)
+            lease = self._slots.lease(place, now=now, accept_by=now + ACCEPT_SECONDS)
             self._ledgers[request.priority].start(request.tenant, request.id, request.weight, now)
             self._turns += 1
             self._last_turn[request.priority] = self._turns
@@ -354,6 +361,9 @@ class Dispatch:
         heads = {priority: places for priority, places in runnable.items() if places}
         if not heads:
             return None
+        rescued = [place for places in heads.values() for place in places if place.demand.fresh]
+        if rescued:
+            return min(rescued, key=lambda place: place.number)
 
         def turn(priority: Priority) -> tuple[int, int]:
             oldest_seconds = now - min(place.arrived for place in heads[priority])
@@ -386,14 +396,26 @@ class Dispatch:
             self._slots.unwant(lease)
         return lease
 
-    def _end(self, lease: Lease, now: float) -> None:
+    def _end(self, lease: Lease, now: float, *, blamed: bool = False) -> None:
         request = lease.place.request
+        ledger = self._ledgers[request.priority]
         self._slots.end(lease)
-        seconds = self._ledgers[request.priority].end(request.tenant, request.id, now)
-        self._service_seconds += SERVICE_SMOOTHING * (seconds - self._service_seconds)
+        self._service_seconds += SERVICE_SMOOTHING * (now - lease.since - self._service_seconds)
         if lease.wanted:
             self._deciding[request.id] = lease.place
+        ledger.end(request.tenant, request.id, now)
+        if blamed:
+            self._aftermaths[lease.worker] = lease
+            ledger.start_aftermath(request.tenant, lease.worker, request.weight, now)
         self._leave(request, now)
+
+    def _close_aftermath(self, worker: str, now: float) -> None:
+        """Stop charging for what the worker did since its last lease."""
+        lease = self._aftermaths.pop(worker, None)
+        if lease is not None:
+            request = lease.place.request
+            self._ledgers[request.priority].end(request.tenant, aftermath_of(worker), now)
+            self._leave(request, now)
 
     def _lose(self, worker: str, now: float) -> Effects:
         lease = self._slots.lease_on(worker)
@@ -411,9 +433,9 @@ class Dispatch:
             self._wait(lease.place, now)
         self._leave(request, now)
 
-    def _lease(self, request_id: str, epoch: Epoch) -> Lease | None:
-        """Return the request's lease if it is of this epoch; else the message was stale."""
-        lease = self._slots.lease_of(request_id)
+    def _lease(self, worker: str, epoch: Epoch) -> Lease | None:
+        """Return the worker's lease if it is of this epoch; else the message was stale."""
+        lease = self._slots.lease_on(worker)
         if lease is not None and lease.epoch == epoch:
             return lease
         self._stale += 1

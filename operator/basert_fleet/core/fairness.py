@@ -19,6 +19,7 @@ both within MAX_IMBALANCE_SECONDS.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -40,10 +41,20 @@ DEBT_MEMORY_SECONDS = 600.0
 """How long the debt of an absent tenant is remembered: as long as the largest one takes to work off on one slot."""
 
 
+MAX_AFTERMATH_SECONDS = 60.0
+"""How long a tenant is charged at most for what its ended lease made a worker do: a test, or a new start. A loading
+model takes about as long; one that fails to start for hours is nobody's debt."""
+
+
 @dataclass(slots=True)
 class _Running:
     since: float
     weight: float
+    until: float = math.inf
+    """When it stops to count, ended or not."""
+
+    def seconds(self, now: float) -> float:
+        return min(now, self.until) - self.since
 
 
 @dataclass(slots=True)
@@ -57,7 +68,12 @@ class _Account:
 
     def at(self, now: float, at_least: float = 0.0) -> float:
         """Return the account's figure, each running lease counted with at least so many slot-seconds."""
-        return self.ended + sum(max(at_least, now - run.since) / run.weight for run in self.running.values())
+        return self.ended + sum(max(at_least, run.seconds(now)) / run.weight for run in self.running.values())
+
+
+def aftermath_of(worker: str) -> str:
+    """Return the key under which an aftermath runs; a NUL is in no request's id."""
+    return f"\0{worker}"
 
 
 class Ledger:
@@ -105,13 +121,15 @@ class Ledger:
         """Charge the tenant from now on for this lease."""
         self._present[tenant].running[lease] = _Running(now, weight)
 
-    def end(self, tenant: str, lease: str, now: float) -> float:
-        """Close a lease's account; return its slot-seconds. `leave` may follow."""
+    def end(self, tenant: str, lease: str, now: float) -> None:
+        """Close a lease's account. `leave` may follow."""
         account = self._present[tenant]
         run = account.running.pop(lease)
-        seconds = now - run.since
-        account.ended += seconds / run.weight
-        return seconds
+        account.ended += run.seconds(now) / run.weight
+
+    def start_aftermath(self, tenant: str, worker: str, weight: float, now: float) -> None:
+        """Charge the tenant on, within a limit, for what its ended lease makes the worker do; `end` closes it."""
+        self._present[tenant].running[aftermath_of(worker)] = _Running(now, weight, now + MAX_AFTERMATH_SECONDS)
 
     def void(self, tenant: str, lease: str) -> None:
         """Charge nothing for a lease that never reached its process. `leave` may follow."""

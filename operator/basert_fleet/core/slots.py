@@ -6,13 +6,14 @@ withdrawn, taken back or lost comes back into use by a newer offer and by nothin
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from basert_fleet.core.epoch import Epoch
 from basert_fleet.core.heap import KeyedHeap
-from basert_fleet.core.waiting import Exclusion, Place
+from basert_fleet.core.waiting import ANYTHING, Demand, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Lease:
     worker: str
     epoch: Epoch
     place: Place
+    since: float
+    """When it was assigned."""
     wanted: bool = True
     """False once nobody waits for the response any more; the slot is taken all the same."""
 
@@ -36,12 +39,26 @@ class OfferKind(Enum):
     """From another incarnation, while the slot is leased: two processes would stand behind one name."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Idle:
+    """One offered slot; ordered by how much its process has served, then by how lately it was offered."""
+
+    served: int
+    """Leases that its process has ended."""
+    seniority: int
+    """Grows the longer ago it was offered."""
+    worker: str
+    epoch: Epoch = field(compare=False)
+
+
 class Slots:
     """The one owner of offers and leases: a worker has at most one of either."""
 
     def __init__(self) -> None:
         self._heard: dict[str, Epoch] = {}  # the last epoch of each worker, in use or not
-        self._idle: dict[str, Epoch] = {}  # the longest idle first
+        self._idle: dict[str, Idle] = {}
+        self._order: list[Idle] = []  # the same, sorted: the freshest process first
+        self._offers = 0
         self._leases: dict[str, Lease] = {}
         self._worker_of: dict[str, str] = {}  # by request
         self._accept_by = KeyedHeap()
@@ -68,36 +85,42 @@ class Slots:
             return OfferKind.FOREIGN if worker in self._leases else OfferKind.VALID
         return OfferKind.VALID if epoch.is_newer_than(last) else OfferKind.STALE
 
-    def put_idle(self, worker: str, epoch: Epoch) -> None:
-        """Take a valid offer of a worker that is not leased (any more)."""
+    def put_idle(self, worker: str, epoch: Epoch, served: int) -> None:
+        """Take a valid offer of a worker that is not leased (any more), whose process has ended so many leases."""
         self._heard[worker] = epoch
-        self._idle.pop(worker, None)  # a renewed offer goes to the end of the order
-        self._idle[worker] = epoch
+        self._drop_idle(worker)
+        self._offers += 1
+        idle = self._idle[worker] = Idle(served, -self._offers, worker, epoch)
+        insort(self._order, idle)
 
     def withdraw(self, worker: str, epoch: Epoch) -> bool:
         """Take an idle slot out of use; False when that epoch is not the slot's."""
         if self._heard.get(worker) != epoch:
             return False
-        self._idle.pop(worker, None)
+        self._drop_idle(worker)
         return True
 
-    def can_run(self, exclude: frozenset[Exclusion]) -> bool:
-        """Say whether a request with these exclusions can run now."""
-        return any(True for _ in self._idle_for(exclude))
+    def can_run(self, demand: Demand) -> bool:
+        """Say whether a request with this demand can run now."""
+        return self._choice(demand) is not None
 
-    def lease(self, place: Place, *, accept_by: float) -> Lease:
-        """Lease the slot that has been idle longest of those that can run this request.
+    def lease(self, place: Place, *, now: float, accept_by: float) -> Lease:
+        """Lease the slot that suits this request best, of those that can run it.
 
-        The longest idle one, so that work, wear and canaries spread evenly over the pool.
+        A first attempt goes to the process that has served most, the longest idle of equals: under a fault that grows
+        with use, workers so come to it one after another and not all at once. A retry goes to the freshest.
 
         Raises:
-            StopIteration: there is none; ask `can_run` first.
+            LookupError: there is none; ask `can_run` first.
         """
-        worker = next(self._idle_for(place.exclude))
-        lease = Lease(worker, self._idle.pop(worker), place)
-        self._leases[worker] = lease
-        self._worker_of[place.request.id] = worker
-        self._accept_by.put(worker, accept_by)
+        idle = self._choice(place.demand)
+        if idle is None:
+            raise LookupError(f"no idle slot can run {place.request.id}")
+        self._drop_idle(idle.worker)
+        lease = Lease(idle.worker, idle.epoch, place, now)
+        self._leases[idle.worker] = lease
+        self._worker_of[place.request.id] = idle.worker
+        self._accept_by.put(idle.worker, accept_by)
         return lease
 
     def lease_of(self, request_id: str) -> Lease | None:
@@ -129,12 +152,8 @@ class Slots:
 
     def forget(self, worker: str) -> None:
         """Forget a worker that is not leased (any more), its epochs included."""
-        self._idle.pop(worker, None)
+        self._drop_idle(worker)
         self._heard.pop(worker, None)
-
-    def _idle_for(self, exclude: frozenset[Exclusion]) -> Iterator[str]:
-        """Yield the longest idle first; the first comes after at most one look per exclusion, plus one."""
-        return (worker for worker, epoch in self._idle.items() if (worker, epoch.generation) not in exclude)
 
     def overdue(self, now: float) -> Iterator[Lease]:
         """Yield each lease that should have been accepted by now; the caller ends it."""
@@ -144,3 +163,13 @@ class Slots:
     def next_overdue(self) -> float | None:
         """Return when the next lease must have been accepted; None when all are."""
         return self._accept_by.first_rank()
+
+    def _choice(self, demand: Demand) -> Idle | None:
+        """Return the slot for a request; the first look succeeds unless processes are excluded."""
+        order = reversed(self._order) if demand is ANYTHING else iter(self._order)
+        return next((i for i in order if demand.admits(i.worker, i.epoch.generation, i.served)), None)
+
+    def _drop_idle(self, worker: str) -> None:
+        idle = self._idle.pop(worker, None)
+        if idle is not None:
+            del self._order[bisect_left(self._order, idle)]

@@ -23,6 +23,23 @@ Exclusion: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks of the process that runs it."""
+
+    exclude: frozenset[Exclusion] = frozenset()
+    """Processes that must not get it again."""
+    fresh: bool = False
+    """Only a process that has served nothing yet."""
+
+    def admits(self, worker: str, generation: int, served: int) -> bool:
+        """Say whether this process will do."""
+        return (worker, generation) not in self.exclude and not (self.fresh and served)
+
+
+ANYTHING = Demand()
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What may wait in one pool's queue."""
 
@@ -58,24 +75,24 @@ class Place:
     arrived: float
     expires: float
     """When waiting ends without a slot."""
-    exclude: frozenset[Exclusion] = frozenset()
-    """Processes that must not get it again."""
+    demand: Demand = ANYTHING
 
-    def for_retry(self, exclude: frozenset[Exclusion]) -> Place:
+    def for_retry(self, exclude: frozenset[Exclusion], *, fresh: bool) -> Place:
         """Return the same place, bound by the total time alone, away from these processes too."""
-        return replace(self, expires=self.request.deadline, exclude=self.exclude | exclude)
+        demand = Demand(self.demand.exclude | exclude, fresh)
+        return replace(self, expires=self.request.deadline, demand=demand)
 
 
 class WaitingRequests:
     """The one owner of what waits: places by class and tenant, first come first served within both.
 
-    Within a tenant, requests with the same exclusions form one line, so that finding the first that may run costs one
-    look per distinct set of exclusions (nearly always one, the empty one) and not one per request.
+    Within a tenant, requests with the same demand form one line, so that finding the first that may run costs one look
+    per distinct demand (nearly always one, that of a first attempt) and not one per request.
     """
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
-        self._lines: dict[Priority, dict[str, dict[frozenset[Exclusion], KeyedHeap]]] = {p: {} for p in Priority}
+        self._lines: dict[Priority, dict[str, dict[Demand, KeyedHeap]]] = {p: {} for p in Priority}
         self._expiry = KeyedHeap()
         self._size_bytes = 0
 
@@ -97,7 +114,7 @@ class WaitingRequests:
         self._size_bytes += request.size_bytes
         self._expiry.put(request.id, place.expires)
         lines = self._lines[request.priority].setdefault(request.tenant, {})
-        lines.setdefault(place.exclude, KeyedHeap()).put(request.id, place.number)
+        lines.setdefault(place.demand, KeyedHeap()).put(request.id, place.number)
 
     def remove(self, request_id: str) -> Place | None:
         """Take a request out; None when it does not wait."""
@@ -109,9 +126,9 @@ class WaitingRequests:
         self._expiry.discard(request_id)
         tenants = self._lines[request.priority]
         lines = tenants[request.tenant]
-        lines[place.exclude].discard(request_id)
-        if not lines[place.exclude]:
-            del lines[place.exclude]
+        lines[place.demand].discard(request_id)
+        if not lines[place.demand]:
+            del lines[place.demand]
         if not lines:
             del tenants[request.tenant]
         return place
@@ -132,10 +149,10 @@ class WaitingRequests:
         """Return who waits in this class."""
         return frozenset(self._lines[priority])
 
-    def heads(self, priority: Priority, can_run: Callable[[frozenset[Exclusion]], bool]) -> Iterator[Place]:
+    def heads(self, priority: Priority, can_run: Callable[[Demand], bool]) -> Iterator[Place]:
         """Yield each tenant's first request of this class that some slot can run now."""
         for lines in self._lines[priority].values():
-            firsts = [self._first(line) for exclude, line in lines.items() if can_run(exclude)]
+            firsts = [self._first(line) for demand, line in lines.items() if can_run(demand)]
             if firsts:
                 yield min(firsts, key=lambda place: place.number)
 

@@ -42,11 +42,11 @@ _FIRST_ERROR = 400
 class Exchange:
     """A request, its attempts, and what of its response has been let go."""
 
-    def __init__(self, ask: Ask, pool: str, *, now: float, max_attempts: int, buffer_bytes: int) -> None:
+    def __init__(self, ask: Ask, pool: str, *, now: float, attempts: Attempts, buffer_bytes: int) -> None:
         self.ask = ask
         self.pool = pool
         self.arrived_at = now
-        self.attempts = Attempts(max_attempts=max_attempts)
+        self.attempts = attempts
         self.outbox = Outbox(buffer_bytes)
         self.failure: Failure | None = None
         """Why it failed, once it has."""
@@ -117,7 +117,7 @@ class Exchange:
         """The agent cannot tell any more what became of the attempt; `started` says whether it had accepted it."""
         if not started:
             self._waiting_since = now
-            return RunElsewhere(frozenset(), self.agreed)
+            return RunElsewhere(frozenset(), frozenset(), self.agreed)
         follows = self.attempts.ended(_LOST_LINK, Verdict.because(Reason.NO_PROOF_OF_IDLE), status=None)
         return self._follow(follows, now)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from basert_fleet.core.delivery import raised
+from basert_fleet.core.api import DriftAction
+from basert_fleet.core.delivery import Attempts, raised
 from basert_fleet.core.dispatch import Dispatch, Limits, Refusal, Refuse, Request
 from basert_fleet.gateway.errors import Code, Failure
 from basert_fleet.gateway.exchange import Exchange
@@ -55,8 +56,12 @@ class ServedPool:
 
     def exchange_for(self, ask: Ask, now: float, buffer_bytes: int) -> Exchange:
         """Take in a request; it is not queued yet."""
-        attempts = self.resource.spec.delivery.max_attempts
-        exchange = Exchange(ask, self.name, now=now, max_attempts=attempts, buffer_bytes=buffer_bytes)
+        spec = self.resource.spec
+        attempts = Attempts(
+            max_attempts=spec.delivery.max_attempts,
+            replaces_contaminated=spec.isolation.drift.action is DriftAction.RECYCLE,
+        )
+        exchange = Exchange(ask, self.name, now=now, attempts=attempts, buffer_bytes=buffer_bytes)
         self.exchanges[ask.request_id] = exchange
         return exchange
 

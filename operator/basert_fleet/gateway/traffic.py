@@ -13,8 +13,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from basert_fleet.core.delivery import Deliver, Fail, FailStream, Next, Outcome, RunElsewhere
+from basert_fleet.core.delivery import Deliver, Fail, FailStream, Next, Outcome, RunElsewhere, blames_request
 from basert_fleet.core.dispatch import Assign, CancelLease, LeaseLost, Priority, Refuse, Retake
+from basert_fleet.core.lifecycle import State
 from basert_fleet.core.refusals import CrashLedger
 from basert_fleet.gateway import reports
 from basert_fleet.gateway.errors import Code, Failure, RequestFault
@@ -41,6 +42,8 @@ DEADLINE_GRACE_SECONDS = 5.0
 """What an agent has, past a request's total time, to end the lease itself and say how it went. Chosen."""
 BUFFER_BYTES = 8 * 1024**2
 """Of one response, for a client that reads slower than its worker writes: many minutes of generated text."""
+_COMING = frozenset(State) - {State.STOPPED, State.DRAINING, State.BACKOFF, State.FATAL}
+"""Phases from which a worker serves, or will before long by itself."""
 CRASH_ENTRIES = 10_000
 """Bodies remembered because they crashed a worker: about 2 MB of memory."""
 
@@ -236,7 +239,7 @@ class Traffic:
             pool.metrics.lease_violated(session.node)
         else:
             self._slots[offer.worker] = _Slot(session, pool)
-        self._perform(pool, pool.dispatch.offer(offer.worker, offer.epoch, self._loop.time()))
+        self._perform(pool, pool.dispatch.offer(offer.worker, offer.epoch, self._loop.time(), served=offer.served))
         if running is not None and self._running.get(offer.worker) is running and running.is_before(offer.epoch):
             self._forget_lease(offer.worker)  # nobody wanted it any more, so dispatch had nothing to say of it
 
@@ -280,7 +283,7 @@ class Traffic:
     def _accepted(self, running: _Running) -> None:
         now = self._loop.time()
         exchange, pool = running.exchange, running.pool
-        self._perform(pool, pool.dispatch.accepted(exchange.ask.request_id, running.epoch, now))
+        self._perform(pool, pool.dispatch.accepted(exchange.worker, running.epoch, now))
         running.accepted = True
         exchange.accepted(now)
         if exchange.attempts.count == 1:
@@ -290,8 +293,7 @@ class Traffic:
 
     def _refused(self, worker: str, running: _Running) -> None:
         self._forget_lease(worker)
-        request_id = running.exchange.ask.request_id
-        self._perform(running.pool, running.pool.dispatch.refused(request_id, running.epoch, self._loop.time()))
+        self._perform(running.pool, running.pool.dispatch.refused(worker, running.epoch, self._loop.time()))
 
     def _ended(self, end: End, running: _Running) -> None:
         now = self._loop.time()
@@ -299,7 +301,8 @@ class Traffic:
         if not running.accepted:  # an end without Accepted is an attempt all the same: attempts are bounded
             self._accepted(running)
         self._forget_lease(end.worker)
-        effects = pool.dispatch.slot_ended(end.worker, end.epoch, now)
+        blamed = blames_request(end.outcome, end.verdict)
+        effects = pool.dispatch.slot_ended(end.worker, end.epoch, now, blamed=blamed)
         if self._is_open(pool, exchange):
             if end.outcome is Outcome.WORKER_LOST:
                 self._crashes.crashed(exchange.ask.terms.tenant, _digest(exchange.ask), end.worker, now)
@@ -313,12 +316,19 @@ class Traffic:
         """Do what follows the end of an attempt."""
         match follows:
             case RunElsewhere():
-                return pool.dispatch.retry(exchange.ask.request_id, follows.exclude, now)
+                exclude = follows.exclude | (follows.avoid if self._has_others(pool, follows.avoid) else frozenset())
+                return pool.dispatch.retry(exchange.ask.request_id, exclude, now, fresh=follows.fresh)
             case Deliver():
                 self._conclude(pool, exchange, OK if exchange.is_success else CLIENT_ERROR)
             case Fail() | FailStream():
                 self._conclude(pool, exchange, outcome_of(Code(follows.code)))
         return pool.dispatch.finished(exchange.ask.request_id, now)
+
+    def _has_others(self, pool: ServedPool, avoided: frozenset[tuple[str, int]]) -> bool:
+        """Say whether the pool has a worker beside these that serves, or will again by itself."""
+        names = {worker for worker, _ in avoided}
+        others = (slot.session.reports.get(name) for name, slot in self._slots.items() if name not in names)
+        return any(other is not None and other.pool == pool.name and other.phase in _COMING for other in others)
 
     # --- What dispatch decides ----------------------------------------------------------------------------------------
 
