@@ -121,6 +121,11 @@ class Exchange:
         follows = self.attempts.ended(_LOST_LINK, Verdict.because(Reason.NO_PROOF_OF_IDLE), status=None)
         return self._follow(follows, now)
 
+    def refuse(self, failure: Failure) -> Next:
+        """End with this error instead of another attempt."""
+        self.fail(failure)
+        return Fail(failure.code.value, failure.message)
+
     def fail(self, failure: Failure) -> None:
         """End with this error: as a status if that is still possible, else as an event in the stream."""
         if self.outbox.closed:

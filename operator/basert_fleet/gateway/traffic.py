@@ -47,6 +47,8 @@ _COMING = frozenset(State) - {State.STOPPED, State.DRAINING, State.BACKOFF, Stat
 CRASH_ENTRIES = 10_000
 """Bodies remembered because they crashed a worker: about 2 MB of memory."""
 
+_CRASHED = Failure(Code.REQUEST_REFUSED, "This request has crashed two workers; it is not run again.")
+
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
@@ -154,10 +156,8 @@ class Traffic:
         if pool is None:
             raise RequestFault.because(Code.MODEL_NOT_FOUND, f"The model {ask.model!r} does not exist.", param="model")
         now = self._loop.time()
-        if len(self._crashes) and self._crashes.refused(ask.terms.tenant, _digest(ask), now):
-            raise RequestFault.because(
-                Code.REQUEST_REFUSED, "This request has crashed two workers; it is not run again."
-            )
+        if self._is_refused(ask, now):
+            raise RequestFault(_CRASHED)
         exchange = pool.exchange_for(ask, now, self._buffer_bytes)
         exchange.abort = abort
         self._idle.clear()
@@ -218,6 +218,9 @@ class Traffic:
         if not self.in_progress:
             self._idle.set()
         self._forget_retired(pool)
+
+    def _is_refused(self, ask: Ask, now: float) -> bool:
+        return len(self._crashes) > 0 and self._crashes.refused(ask.terms.tenant, _digest(ask), now)
 
     def _is_open(self, pool: ServedPool, exchange: Exchange) -> bool:
         return pool.exchanges.get(exchange.ask.request_id) is exchange
@@ -304,9 +307,12 @@ class Traffic:
         blamed = blames_request(end.outcome, end.verdict)
         effects = pool.dispatch.slot_ended(end.worker, end.epoch, now, blamed=blamed)
         if self._is_open(pool, exchange):
+            follows = exchange.ended(end, now)
             if end.outcome is Outcome.WORKER_LOST:
                 self._crashes.crashed(exchange.ask.terms.tenant, _digest(exchange.ask), end.worker, now)
-            effects += self._follow(pool, exchange, exchange.ended(end, now), now)
+                if isinstance(follows, RunElsewhere) and self._is_refused(exchange.ask, now):
+                    follows = exchange.refuse(_CRASHED)  # another request with the same body crashed the second one
+            effects += self._follow(pool, exchange, follows, now)
         report = running.session.reports.get(end.worker)
         reports.lease_ended(exchange, end, report=report, metrics=pool.metrics, log=self._log)
         self._perform(pool, effects)
