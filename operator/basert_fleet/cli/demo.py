@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import tempfile
@@ -33,6 +34,8 @@ SEQUENTIAL = 24
 SHAPES = seed_shapes(MODEL, sequential=SEQUENTIAL, concurrency=DEFAULT_CONCURRENCY)
 HEADS = ("shape", "requests", "bare worker", "fleet", "bare s", "fleet s")
 NUMBERS = frozenset({1, 2, 3, 4, 5})
+STDIN = 0
+"""The descriptor: it may be closed, and then there is no sys.stdin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ async def _demo(listen: Address) -> Exit:
                 return Exit.INTERRUPTED
             sys.stdout.write(told(found))
             sys.stdout.flush()
-            if sys.stdin.isatty():
+            if os.isatty(STDIN):
                 _say(_invitation(found.url))
                 await interrupts.stop.wait()
             _say("stopping the fleet")

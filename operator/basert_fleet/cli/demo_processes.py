@@ -41,7 +41,8 @@ STOP_SECONDS = 10.0
 """Chosen: idle emulated workers stop within a second."""
 LISTENING = re.compile(r"listening on (?P<url>http://\S+) for clients")
 LONGEST_LINE_BYTES = 1024**2
-"""Log lines of `up` are read to be dropped; chosen far above what one can be."""
+"""Chosen: far above what a line of `up` can be."""
+CHUNK_BYTES = 65_536
 
 
 class DemoFailed(FleetError):
@@ -126,7 +127,7 @@ async def _until_ready(lines: asyncio.StreamReader, say: Callable[[str], None]) 
 
 async def _drop(lines: asyncio.StreamReader) -> None:
     """Keep the pipe empty: a full one would stop the fleet."""
-    while await lines.readline():
+    while await lines.read(CHUNK_BYTES):
         pass
 
 
