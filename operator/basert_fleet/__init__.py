@@ -1,0 +1,1 @@
+"""One safe endpoint over a fleet of single-slot basert-serve workers."""
