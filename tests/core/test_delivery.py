@@ -117,6 +117,7 @@ def after(*ends: tuple[Outcome, Verdict], max_attempts: int = 3, released: Part 
 LOST = (Outcome.WORKER_LOST, Verdict.because(Reason.SERVER_RESTARTED))
 SWALLOWED = (Outcome.SWALLOWED, Verdict.because(Reason.NO_PROOF_OF_IDLE))
 CONTAMINATED = (Outcome.WITHHELD, DRIFT)
+AWAY = (Outcome.AGENT_LOST, Verdict.because(Reason.NO_PROOF_OF_IDLE))
 SUSPECT = (Outcome.WITHHELD, Verdict.because(Reason.TOOL_ARGUMENTS_INVALID))
 SILENT = (Outcome.WITHHELD, Verdict.because(Reason.SLOTS_UNREACHABLE))
 
@@ -133,7 +134,7 @@ def test_a_whole_response_that_went_out_is_delivered(outcome: Outcome) -> None:
     assert after((outcome, DRIFT), released=Part.WHOLE) == Deliver()
 
 
-@pytest.mark.parametrize("end", [LOST, SWALLOWED, CONTAMINATED, SUSPECT, SILENT])
+@pytest.mark.parametrize("end", [LOST, AWAY, SWALLOWED, CONTAMINATED, SUSPECT, SILENT])
 def test_a_first_failure_runs_elsewhere(end: tuple[Outcome, Verdict]) -> None:
     """One bad attempt is invisible to the client, also after only a role went out."""
     for released in (None, Part.OPENING):
@@ -192,6 +193,17 @@ def test_no_fresh_process_is_asked_for_where_none_will_come() -> None:
     following = attempts.ended(*CONTAMINATED, status=200)
     assert isinstance(following, RunElsewhere)
     assert not following.fresh
+
+
+def test_a_lost_agent_blames_no_request() -> None:
+    """Two broken links are no two crashes, and no fresh process has to come of them."""
+    following = after(AWAY, AWAY)
+    assert isinstance(following, RunElsewhere)
+    assert not following.fresh
+    assert not blames_request(*AWAY)
+    ended = after(AWAY, AWAY, AWAY)
+    assert isinstance(ended, Fail)
+    assert ended.code == "worker_lost"
 
 
 def test_a_doubted_process_that_fails_after_all_is_excluded() -> None:
@@ -290,7 +302,12 @@ def test_an_engines_own_error_runs_elsewhere_once() -> None:
 
 
 PROCESSES = [("chat-0", 1), ("chat-0", 2), ("chat-1", 1), ("chat-1", 2)]
-RETRIED = [Outcome.WITHHELD, Outcome.WORKER_LOST, Outcome.SWALLOWED]  # drawn more often: the others end a request
+RETRIED = [
+    Outcome.WITHHELD,
+    Outcome.WORKER_LOST,
+    Outcome.SWALLOWED,
+    Outcome.AGENT_LOST,
+]  # drawn more often: the others end a request
 ENDS = st.tuples(
     st.sampled_from([*Outcome, *RETRIED, *RETRIED]),
     st.sampled_from(VERDICTS),

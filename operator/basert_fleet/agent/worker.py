@@ -25,7 +25,7 @@ from basert_fleet.core.api import BasertWorker, CanaryProfile, IsolationLevel, W
 from basert_fleet.core.calibration import Ending, Probe
 from basert_fleet.core.isolation import CanarySchedule, Check, DriftTrust
 from basert_fleet.core.lifecycle import INITIAL, Do, Event, StartRecord, State, advance
-from basert_fleet.core.slot import Answer, SlotLease
+from basert_fleet.core.slot_lease import Answer, SlotLease
 from basert_fleet.core.verdict import Reason
 from basert_fleet.wire.messages import Accepted, Cancel, Lease, Offer, Refused, ToGateway, Withdraw, WorkerStatus
 

@@ -22,9 +22,6 @@ from basert_fleet.core.lifecycle import State
 MODEL = "emulated"
 POOL = "demo"
 WORKERS = 4
-ATTEMPTS = WORKERS + 1
-"""One client that repeats one request wears all workers alike: in the worst case every one of them is met at its first
-wrong answer, and only the process that replaces the first is fresh."""
 TOKENS_PER_SECOND = 20_000
 """Chosen: a runaway of 2,048 tokens takes 0.1 s, which is seen in the table and does not bore."""
 BATCH_SECONDS = 0.05
@@ -93,7 +90,7 @@ async def fleet(folder: Path, listen: Address, say: Callable[[str], None]) -> As
 
 
 def fleet_document() -> dict[str, object]:
-    """Return the demo's fleet file: one pool of emulated workers, the rest by default but for the attempts."""
+    """Return the demo's fleet file: one pool of emulated workers, the rest by default."""
     return {
         "apiVersion": "fleet.basert.dev/v1alpha1",
         "kind": "BasertPool",
@@ -102,7 +99,6 @@ def fleet_document() -> dict[str, object]:
             "model": {"name": MODEL, "path": "emulated.base"},
             "replicas": WORKERS,
             "server": {"command": list(EMULATOR), "args": list(BUGGY)},
-            "delivery": {"maxAttempts": ATTEMPTS},
         },
     }
 

@@ -46,6 +46,8 @@ class Outcome(StrEnum):
     """The response ended, and the judge kept what was held of it."""
     WORKER_LOST = "worker_lost"
     """The process died, cut its response short, or broke the protocol."""
+    AGENT_LOST = "agent_lost"
+    """The link to the agent broke: nobody can tell what became of it, and nothing says that the request did it."""
     SWALLOWED = "swallowed"
     """The process took the request and did nothing; it was killed."""
     TIMED_OUT = "timed_out"
@@ -241,7 +243,7 @@ class Attempts:
             exclude=frozenset(self._tried) - self._doubted,
             avoid=frozenset(self._doubted),
             agreed=self._agreed,
-            fresh=self._needs_fresh(verdict),
+            fresh=outcome is not Outcome.AGENT_LOST and self._needs_fresh(verdict),
         )
 
     def _needs_fresh(self, verdict: Verdict) -> bool:
@@ -260,6 +262,8 @@ class Attempts:
                 return _Fault("response_contaminated", f"The response did not pass verification ({_reason(verdict)}).")
             case Outcome.WORKER_LOST | Outcome.RELEASED:
                 return self._crash()
+            case Outcome.AGENT_LOST:
+                return _Fault("worker_lost", "The connection to the worker's node was lost.")
             case Outcome.SWALLOWED:
                 return _Fault("worker_lost", "The worker took the request and did nothing.")
             case Outcome.TIMED_OUT | Outcome.CANCELLED:

@@ -33,8 +33,6 @@ _STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect events
 ]
-_LOST_LINK = Outcome.SWALLOWED
-"""What a lost link counts as: run elsewhere, without blaming the request, since nobody saw it crash anything."""
 _OK = 200
 _FIRST_ERROR = 400
 
@@ -118,7 +116,7 @@ class Exchange:
         if not started:
             self._waiting_since = now
             return RunElsewhere(frozenset(), frozenset(), self.agreed)
-        follows = self.attempts.ended(_LOST_LINK, Verdict.because(Reason.NO_PROOF_OF_IDLE), status=None)
+        follows = self.attempts.ended(Outcome.AGENT_LOST, Verdict.because(Reason.NO_PROOF_OF_IDLE), status=None)
         return self._follow(follows, now)
 
     def refuse(self, failure: Failure) -> Next:

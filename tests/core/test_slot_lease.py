@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from basert_fleet.core.epoch import Epoch
-from basert_fleet.core.slot import Answer, SlotLease, SlotMisused
+from basert_fleet.core.slot_lease import Answer, SlotLease, SlotMisused
 
 
 class OneLeaseAtATime(RuleBasedStateMachine):
