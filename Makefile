@@ -43,7 +43,7 @@ fmt: install ## Format the code and mend what ruff can
 lock: ## Lock the dependencies of pyproject.toml (needs uv; LOCK_OPTIONS=--upgrade takes newer versions)
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv on PATH, or make UV=/path/to/uv lock" >&2; exit 1; }
 	$(COMPILE) pyproject.toml --group build --output-file requirements/base.txt
-	$(COMPILE) pyproject.toml --group dev --constraint requirements/base.txt --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --all-extras --group dev --constraint requirements/base.txt --output-file requirements/dev.txt
 
 clean: ## Remove the environment, builds, caches and reports
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -29,8 +29,14 @@ Pins = dict[str, set[str]]  # a universal lock may pin one package twice, under 
 
 
 def requirements(project: Mapping[str, Any], group: str) -> Iterator[Requirement]:
-    """Yield what the package and one dependency group ask for, the groups that it includes too."""
+    """Yield what the package and one dependency group ask for, the groups that it includes too.
+
+    Development asks for the package's extras besides.
+    """
     yield from map(Requirement, project["project"]["dependencies"])
+    if group == "dev":
+        for extra in project["project"]["optional-dependencies"].values():
+            yield from map(Requirement, extra)
     pending = [group]
     while pending:
         for entry in project["dependency-groups"][pending.pop()]:

@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = {
-    "project": {"dependencies": ["alpha>=2"]},
+    "project": {"dependencies": ["alpha>=2"], "optional-dependencies": {"more": ["extra>=5"]}},
     "dependency-groups": {"build": ["builder>=1"], "dev": [{"include-group": "build"}, "tester>=3"]},
 }
 BASE = "alpha==2.1 \\\n    --hash=sha256:aa\nbuilder==1.0 \\\n    --hash=sha256:bb\n    # via us\n"
-DEV = BASE + "tester==3.0 ; python_version > '3' \\\n    --hash=sha256:cc\n"
+DEV = BASE + ("tester==3.0 ; python_version > '3' \\\n    --hash=sha256:cc\nextra==5.1 \\\n    --hash=sha256:dd\n")
 
 
 def load_script(name: str):
@@ -32,6 +32,7 @@ check_locks = load_script("check_locks")
     [
         (BASE.replace("alpha==2.1", "alpha==1.9"), DEV, "base.txt pins alpha 1.9"),
         (BASE, DEV.replace("tester==3.0", "other==3.0"), "dev.txt does not pin tester"),
+        (BASE, DEV.replace("extra==5.1", "extra==4.9"), "dev.txt pins extra 4.9"),
         (BASE, DEV.replace("builder", "mason"), "dev.txt does not pin builder"),
         (BASE, DEV.replace(" \\\n    --hash=sha256:cc", ""), "pins tester without a hash"),
         (BASE, DEV.replace("alpha==2.1", "alpha==2.2"), "different versions of alpha"),
