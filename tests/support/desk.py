@@ -99,6 +99,10 @@ class Desk:
         self._revision += 1
         self.send(Desired(self._revision, tuple(worker.model_dump_json(by_alias=True).encode() for worker in workers)))
 
+    def forget_revision(self) -> None:
+        """Begin to number wishes anew, as something that is behind would."""
+        self._revision = 0
+
     def want_pool(self, pool: BasertPool) -> list[BasertWorker]:
         workers = list(plan([pool], [NodeView(NODE, None, connected=True)], []).workers)
         self.want(*workers)
