@@ -141,6 +141,29 @@ def test_a_request_that_needs_a_fresh_process_waits_for_it_and_gets_it_first() -
     assert assigned(dispatch.offer("w", epoch(2, generation=2), 3.0, served=0)) == [("a", "w")]
 
 
+def test_a_suspended_agents_slots_get_nothing_new() -> None:
+    """Their offers stand and are used again afterwards; what runs there goes on."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.offer("x", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.accepted("w", epoch(1), 0.1)
+    dispatch.agent_suspended(["w", "x"], 1.0)
+    assert dispatch.enqueue(make_request("b"), 2.0) == ()
+    assert dispatch.snapshot(2.0).in_flight == 1
+    assert assigned(dispatch.agent_resumed(["w", "x"], 3.0)) == [("b", "x")]
+
+
+def test_a_suspended_agent_that_is_lost_is_forgotten() -> None:
+    """A parked offer dies with its agent."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.agent_suspended(["w"], 1.0)
+    dispatch.agent_lost(["w"], 2.0)
+    assert dispatch.agent_resumed(["w"], 3.0) == ()
+    assert dispatch.enqueue(make_request("a"), 3.0) == ()
+
+
 def test_a_message_of_one_worker_never_meets_the_lease_of_another() -> None:
     """Two fresh workers of one agent have equal epochs; a late refusal of the one leaves the other's lease alone."""
     dispatch = make_dispatch()

@@ -62,6 +62,7 @@ class Slot:
     generation: int = 1
     counter: int = 0
     served: int = 0
+    parked: bool = False
     offered: bool = False
     request: str | None = None
     assigned_at: float = 0.0
@@ -130,6 +131,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
             assert not overtakes or known.fresh
             assert not (other.fresh and self.can_run(other) and not known.fresh)
         assert not (known.fresh and slot.served)
+        assert not slot.parked
         slot.offered, slot.request, slot.assigned_at, slot.accepted = False, effect.request_id, self.now, False
         known.where = Where.LEASED
 
@@ -141,7 +143,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
                 assert not self.possible
             case Refusal.QUEUE_FULL:
                 assert known.arrived == self.now
-                assert not any(slot.offered for slot in self.slots.values())
+                assert not any(slot.offered and not slot.parked for slot in self.slots.values())
             case Refusal.QUEUE_TIMEOUT:
                 assert not known.retried
                 assert known.expires <= self.now < known.request.deadline
@@ -160,7 +162,10 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
 
     def can_run(self, known: Known) -> bool:
         return any(
-            slot.offered and (worker, slot.generation) not in known.exclude and not (known.fresh and slot.served)
+            slot.offered
+            and not slot.parked
+            and (worker, slot.generation) not in known.exclude
+            and not (known.fresh and slot.served)
             for worker, slot in self.slots.items()
         )
 
@@ -191,7 +196,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         slot.counter += 1
         slot.generation += recycled
         slot.served = 0 if recycled else slot.served + 1
-        slot.offered = True
+        slot.offered, slot.parked = True, False
         effects = self.dispatch.offer(worker, slot.epoch, self.now, served=slot.served)
         lost = [effect for effect in effects if isinstance(effect, LeaseLost)]
         if slot.request and not lost:
@@ -221,6 +226,14 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         slot = self.slots[worker]
         slot.offered = False
         self.perform(self.dispatch.withdraw(worker, slot.epoch, self.now))
+
+    @rule(workers=st.sets(st.sampled_from(WORKERS)), back=st.booleans())
+    def agent_is_out_of_reach(self, workers: set[str], back: bool) -> None:
+        """Slots that are offered then rest, and come back by the same offer."""
+        for worker in workers:
+            self.slots[worker].parked = self.slots[worker].offered and not back
+        act = self.dispatch.agent_resumed if back else self.dispatch.agent_suspended
+        self.perform(act(sorted(workers), self.now))
 
     @rule(worker=st.sampled_from(WORKERS))
     def lease_is_accepted(self, worker: str) -> None:
@@ -333,7 +346,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         assert snapshot.queued_bytes == sum(known.request.size_bytes for known in waiting)
         assert snapshot.oldest_seconds == max((self.now - known.arrived for known in waiting), default=0.0)
         assert snapshot.in_flight == sum(slot.request is not None for slot in self.slots.values())
-        assert snapshot.idle == sum(slot.offered for slot in self.slots.values())
+        assert snapshot.idle == sum(slot.offered and not slot.parked for slot in self.slots.values())
         assert snapshot.deciding == sum(known.where is Where.DECIDING for known in self.known.values())
         assert snapshot.demand == snapshot.queued_requests + snapshot.in_flight + snapshot.deciding
         assert snapshot.lease_violations == 0

@@ -280,6 +280,18 @@ class Dispatch:
         lease = self._give_up(request_id, now)
         return self._conclude((CancelLease(lease.worker, lease.epoch),) if lease else (), now)
 
+    def agent_suspended(self, workers: Iterable[str], now: float) -> Effects:
+        """Give these workers no new leases: their agent is out of reach. What they have goes on."""
+        for worker in workers:
+            self._slots.park(worker)
+        return self._conclude((), now)
+
+    def agent_resumed(self, workers: Iterable[str], now: float) -> Effects:
+        """Use these workers' offers again: their agent is in reach, and no message was lost meanwhile."""
+        for worker in workers:
+            self._slots.unpark(worker)
+        return self._conclude((), now)
+
     def agent_lost(self, workers: Iterable[str], now: float) -> Effects:
         """Forget these workers: their agent is gone. Their leases are lost; a new agent may offer them."""
         effects: Effects = ()

@@ -58,13 +58,14 @@ class Slots:
         self._heard: dict[str, Epoch] = {}  # the last epoch of each worker, in use or not
         self._idle: dict[str, Idle] = {}
         self._order: list[Idle] = []  # the same, sorted: the freshest process first
+        self._parked: dict[str, Idle] = {}  # offered, and out of reach for the moment
         self._offers = 0
         self._leases: dict[str, Lease] = {}
         self._worker_of: dict[str, str] = {}  # by request
         self._accept_by = KeyedHeap()
 
     def __len__(self) -> int:
-        return len(self._idle) + len(self._leases)
+        return len(self._idle) + len(self._parked) + len(self._leases)
 
     @property
     def idle_count(self) -> int:
@@ -90,8 +91,7 @@ class Slots:
         self._heard[worker] = epoch
         self._drop_idle(worker)
         self._offers += 1
-        idle = self._idle[worker] = Idle(served, -self._offers, worker, epoch)
-        insort(self._order, idle)
+        self._add_idle(Idle(served, -self._offers, worker, epoch))
 
     def withdraw(self, worker: str, epoch: Epoch) -> bool:
         """Take an idle slot out of use; False when that epoch is not the slot's."""
@@ -99,6 +99,19 @@ class Slots:
             return False
         self._drop_idle(worker)
         return True
+
+    def park(self, worker: str) -> None:
+        """Keep an offered slot from new leases until `unpark`; one that is leased or unknown is left alone."""
+        idle = self._idle.get(worker)
+        if idle is not None:
+            self._drop_idle(worker)
+            self._parked[worker] = idle
+
+    def unpark(self, worker: str) -> None:
+        """Take a parked slot into use again, by the offer that it had."""
+        idle = self._parked.pop(worker, None)
+        if idle is not None:
+            self._add_idle(idle)
 
     def can_run(self, demand: Demand) -> bool:
         """Say whether a request with this demand can run now."""
@@ -169,7 +182,12 @@ class Slots:
         order = reversed(self._order) if demand is ANYTHING else iter(self._order)
         return next((i for i in order if demand.admits(i.worker, i.epoch.generation, i.served)), None)
 
+    def _add_idle(self, idle: Idle) -> None:
+        self._idle[idle.worker] = idle
+        insort(self._order, idle)
+
     def _drop_idle(self, worker: str) -> None:
+        self._parked.pop(worker, None)
         idle = self._idle.pop(worker, None)
         if idle is not None:
             del self._order[bisect_left(self._order, idle)]
