@@ -53,7 +53,7 @@ def require_protected_listener(host: str, *, tls: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine's loopback: `localhost` or an address that is; other names are not looked up."""
+    """Say whether a host is `localhost` or a loopback address; other names are not looked up."""
     if host == "localhost":
         return True
     try:

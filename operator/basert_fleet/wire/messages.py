@@ -53,8 +53,6 @@ class WorkerStatus(Message, frozen=True):
     calibrated: bool | None = None
     pid: int | None = None
     engine: str = ""
-    requests: int = 0
-    """Leases that ended in this generation."""
     canaries_passed: int = 0
     canaries_failed: int = 0
     recycles: dict[str, int] = msgspec.field(default_factory=dict)

@@ -1,0 +1,114 @@
+"""How a large message travels without stalling small ones: in fragments, between which other workers' messages go.
+
+Each worker has a lane, and what concerns no worker has one, too. A lane is strictly first in, first out, so a Cancel
+never overtakes its Lease; lanes take turns, each with at most a fragment's worth of bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+FRAGMENT_BYTES = 64 * 1024
+"""What one lane sends in its turn, and the largest message that travels whole. Chosen: 5 ms at 100 Mbit/s."""
+MAX_MESSAGE_BYTES = 65 * 1024**2
+"""An engine's largest whole response (64 MiB, `engine.response`), and room for what stands around it."""
+MAX_INCOMPLETE_BYTES = 256 * 1024**2
+"""Of messages whose last fragment has not come yet, all lanes of a link together; what the sender keeps at most."""
+
+
+class OversizedMessage(ValueError):
+    """The other end sends more than any message may have."""
+
+
+class Fragment(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A piece of an encoded message; the pieces of one lane follow each other."""
+
+    lane: str
+    data: bytes
+    last: bool = False
+
+
+class Lanes:
+    """Encoded messages that wait for the connection."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._lanes: dict[str, deque[bytes]] = {}
+        self._turns: deque[str] = deque()
+        self._offsets: dict[str, int] = {}
+        self.waiting_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def put(self, lane: str, message: bytes) -> None:
+        """Queue an encoded message behind those of its lane."""
+        waiting = self._lanes.get(lane)
+        if waiting is None:
+            waiting = self._lanes[lane] = deque()
+            self._turns.append(lane)
+        waiting.append(message)
+        self.waiting_bytes += len(message)
+
+    def take(self, budget_bytes: int) -> list[bytes]:
+        """Take out what goes next: encoded messages and fragments, until the budget is reached or just passed."""
+        taken: list[bytes] = []
+        end = self.waiting_bytes - budget_bytes
+        while self._turns and self.waiting_bytes > end:
+            lane = self._turns.popleft()
+            self._take_turn(lane, taken)
+            if self._lanes[lane]:
+                self._turns.append(lane)
+            else:
+                del self._lanes[lane]
+        return taken
+
+    def _take_turn(self, lane: str, taken: list[bytes]) -> None:
+        waiting = self._lanes[lane]
+        left = FRAGMENT_BYTES
+        while waiting and left > 0:
+            message = waiting[0]
+            if len(message) > FRAGMENT_BYTES:
+                left -= self._take_fragment(lane, waiting, taken)
+            else:
+                taken.append(waiting.popleft())
+                self.waiting_bytes -= len(message)
+                left -= len(message)
+
+    def _take_fragment(self, lane: str, waiting: deque[bytes], taken: list[bytes]) -> int:
+        message, start = waiting[0], self._offsets.pop(lane, 0)
+        data = message[start : start + FRAGMENT_BYTES]
+        last = start + len(data) == len(message)
+        if last:
+            waiting.popleft()
+        else:
+            self._offsets[lane] = start + len(data)
+        self.waiting_bytes -= len(data)
+        taken.append(self._encoder.encode(Fragment(lane, data, last)))
+        return len(data)
+
+
+class Assembly:
+    """Messages of which fragments have arrived, but not the last one."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, list[bytes]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def add(self, fragment: Fragment) -> bytes | None:
+        """Take a fragment; return the whole message if it was the last one.
+
+        Raises:
+            OversizedMessage: one message, or all incomplete ones together, are larger than allowed.
+        """
+        size = self._sizes.get(fragment.lane, 0) + len(fragment.data)
+        self._sizes[fragment.lane] = size
+        self._lanes.setdefault(fragment.lane, []).append(fragment.data)
+        if size > MAX_MESSAGE_BYTES or sum(self._sizes.values()) > MAX_INCOMPLETE_BYTES:
+            raise OversizedMessage(f"{size} bytes of one message, {sum(self._sizes.values())} of incomplete ones")
+        if not fragment.last:
+            return None
+        del self._sizes[fragment.lane]
+        return b"".join(self._lanes.pop(fragment.lane))
