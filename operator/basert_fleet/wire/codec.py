@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_FRAME_BYTES = 1024**2
-"""Of one WebSocket frame. A sender stops at 256 KiB and the fragment with which it got there."""
+"""Of one WebSocket frame. A sender stops at 256 KiB, give or take two fragments."""
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

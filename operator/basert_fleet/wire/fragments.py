@@ -1,7 +1,7 @@
 """How a large message travels without stalling small ones: in fragments, between which other workers' messages go.
 
 Each worker has a lane, and what concerns no worker has one, too. A lane is strictly first in, first out, so a Cancel
-never overtakes its Lease; lanes take turns, each with at most a fragment's worth of bytes.
+never overtakes its Lease; lanes take turns, each of which ends with the item that makes it a fragment's worth.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Lanes:
         self.waiting_bytes += len(message)
 
     def take(self, budget_bytes: int) -> list[bytes]:
-        """Take out what goes next: encoded messages and fragments, until the budget is reached or just passed."""
+        """Take out what goes next: encoded messages and fragments, until the budget is reached.
+
+        It is passed by less than two fragments.
+        """
         taken: list[bytes] = []
         end = self.waiting_bytes - budget_bytes
         while self._turns and self.waiting_bytes > end:
