@@ -209,3 +209,33 @@ async def test_full_verification_holds_text_until_the_verdict(tmp_path: Path) ->
         assert end.outcome is Outcome.RELEASED
         released = [m for m in front.received if isinstance(m, Body) and m.epoch == epoch]
         assert b"[DONE]" in released[-1].data
+
+
+async def test_a_request_that_the_engine_refuses_is_passed_on_at_once(tmp_path: Path) -> None:
+    """A 400 leaves the counters alone: it is released as clean, and costs neither a second run nor a canary."""
+    async with desk(tmp_path) as front:
+        front.want_pool(pool_document())
+        end = await front.end(await front.lease(b'{"model": "m"}'))
+        assert (end.outcome, end.verdict.kind) == (Outcome.RELEASED, VerdictKind.CLEAN)
+        assert (await front.offer()).generation == 1
+        assert "TESTING" not in phases(front)
+
+
+async def test_a_worker_that_may_no_longer_go_without_slots_leaves_service(tmp_path: Path) -> None:
+    """Turning requireSlots on finds the process that serves without them."""
+    lax = pool_document("--sim-slots", "off", isolation={"requireSlots": False})
+    strict = pool_document("--sim-slots", "off")
+    async with desk(tmp_path) as front:
+        workers = front.want_pool(lax)
+        await front.phase("READY")
+        isolation = {"isolation": strict.spec.isolation}
+        front.want(*(w.model_copy(update={"spec": w.spec.model_copy(update=isolation)}) for w in workers))
+        assert "requireSlots" in (await front.phase("BACKOFF")).message
+
+
+async def test_no_key_looks_like_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever key is drawn, the engine reads it as a value."""
+    monkeypatch.setattr("secrets.token_bytes", lambda count=32: b"\xfb" * (count or 32))  # "-" and "_" in base64
+    async with desk(tmp_path) as front:
+        front.want_pool(pool_document())
+        assert (await front.ask("any-key"))[0].outcome is Outcome.RELEASED

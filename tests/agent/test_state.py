@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from basert_fleet.agent.state import ProcessRecord, SlotAlreadyHeld, StateDirectory, StateUnusable, boot_time
-from basert_fleet.agent.worker_log import ROTATE_ABOVE_BYTES, last_lines, rotate
+from basert_fleet.agent.state import (
+    ProcessRecord,
+    SlotAlreadyHeld,
+    StateDirectory,
+    StateDirectoryHeld,
+    StateUnusable,
+    boot_time,
+)
+from basert_fleet.agent.worker_log import ROTATE_ABOVE_BYTES, last_lines, rotate, size
 
 
 def test_a_record_outlives_its_agent(tmp_path: Path) -> None:
@@ -47,6 +54,18 @@ def test_c25_a_slot_is_held_once(tmp_path: Path) -> None:
     StateDirectory(tmp_path).open_slot("w-0").close()
 
 
+def test_c25_a_directory_is_held_once(tmp_path: Path) -> None:
+    """C25: a second fleet on it is told what to do; the lock is free again once the first one has gone."""
+    with (
+        StateDirectory(tmp_path).held(),
+        pytest.raises(StateDirectoryHeld, match=r"is in use by a fleet .*--state-dir"),
+        StateDirectory(tmp_path).held(),
+    ):
+        pass
+    with StateDirectory(tmp_path).held():
+        pass
+
+
 @pytest.mark.parametrize("garbage", [b"", b"\x00" * 600, b"not json", b'{"pid": "x"}', os.urandom(300)])
 def test_a_damaged_record_is_no_record(tmp_path: Path, garbage: bytes) -> None:
     """Whatever lies in the file, the slot can be opened; nothing is adopted or killed for it."""
@@ -63,6 +82,9 @@ def test_an_unusable_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateUnusable, match="--state-dir"):
         StateDirectory(tmp_path / "file")
+    (tmp_path / "state" / "lock").mkdir(parents=True)
+    with pytest.raises(StateUnusable, match="Is a directory"), StateDirectory(tmp_path / "state").held():
+        pass
 
 
 def test_a_large_log_is_cut_while_its_writer_keeps_it_open(tmp_path: Path) -> None:
@@ -86,3 +108,5 @@ def test_a_small_or_missing_log_is_left_alone(tmp_path: Path) -> None:
     log.write_text("a\nb\nc\n")
     assert not rotate(log)
     assert last_lines(log, 2) == ["b", "c"]
+    assert last_lines(log, 2, since=size(log) - 2) == ["c"]
+    assert last_lines(log, 2, since=size(log)) == []

@@ -136,7 +136,7 @@ async def test_phase_changes_are_told():
     heard = []
     fleet.on_phase.append(lambda status: heard.append((status.worker, status.phase)))
     agent = ScriptedAgent().join(fleet)
-    agent.report("qwen-0", "READY", requests=1)
+    agent.report("qwen-0", "READY", message="again")
     agent.report("qwen-0", "STOPPING")
     await settled()
     assert heard == [("qwen-0", "READY"), ("qwen-0", "STOPPING")]
@@ -147,7 +147,7 @@ async def test_the_observed_page_tells_pools_workers_and_nodes():
     fleet = fleet_of(pool(replicas=2, resources={"memory": "24Gi"}), pool("none", replicas=0))
     agent = ScriptedAgent()
     agent.join(fleet)
-    agent.report("qwen-0", "READY", calibrated=True, pid=42, message="serving", requests=7)
+    agent.report("qwen-0", "READY", calibrated=True, pid=42, message="serving")
     await settled()
     page = json.loads(json.dumps(fleet.observed()))
     qwen, none = page["pools"]
@@ -155,7 +155,7 @@ async def test_the_observed_page_tells_pools_workers_and_nodes():
     assert [condition["type"] for condition in qwen["conditions"]] == ["MemoryChecked"]
     assert (none["desired"], none["conditions"]) == (0, [])
     worker = page["workers"][0]
-    assert (worker["phase"], worker["calibrated"], worker["pid"], worker["requests"]) == ("READY", True, 42, 7)
+    assert (worker["phase"], worker["calibrated"], worker["pid"]) == ("READY", True, 42)
     assert page["nodes"] == [{"name": "mac-1", "connected": True, "memoryBytes": None}]
 
 

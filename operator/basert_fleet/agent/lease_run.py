@@ -76,7 +76,7 @@ class LeaseRun:
             sink=response,
         )
         execution = await self._generation.run()
-        slot.requests += 1
+        slot.served += 1
         slot.over_at = execution.over_at
         facts = response.finish() if execution.ended is Ended.COMPLETE else response.facts()
         evidence = _evidence(

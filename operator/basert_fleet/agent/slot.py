@@ -32,7 +32,7 @@ class Slot:
     baseline: Baseline | None = None
     calibration_note: str = ""
     """Why there is no baseline, for a person."""
-    requests: int = 0
+    served: int = 0
     """Leases that ended in this process."""
     over_at: float | None = None
     """When its last generation was over."""

@@ -1,4 +1,4 @@
-"""What an agent keeps on disk, per slot: a lock, the process it started, and whether its last request settled.
+"""What an agent keeps on disk: a lock on all of it, and per slot a lock, its process, and whether its last request settled.
 
 A record is written with write(2) and no fsync: it must outlive the agent, not the Mac. It is an upper bound of doubt: a
 process recorded as `sent` may be generating for somebody, so the next agent must never offer it.
@@ -6,8 +6,10 @@ process recorded as `sent` may be generating for somebody, so the next agent mus
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,19 @@ class SlotAlreadyHeld(FleetError):
             "Stop that agent, or start this one with its own --state-dir."
         )
         self.slot, self.lock = slot, lock
+
+
+class StateDirectoryHeld(FleetError):
+    """Another fleet runs on this state directory; sharing it slot by slot would leave both with half a fleet (C25)."""
+
+    code = "state_directory_held"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            f"the state directory {directory} is in use by a fleet that runs already. "
+            "Stop that one, or start this one with its own --state-dir."
+        )
+        self.directory = directory
 
 
 class StateUnusable(FleetError):
@@ -131,6 +146,29 @@ class StateDirectory:
             StateUnusable: the file cannot be opened.
         """
         path = self._slots / slot
+        descriptor = self._locked(path)
+        if descriptor is None:
+            raise SlotAlreadyHeld(slot, path)
+        return SlotRecord(path, descriptor)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the whole directory to this fleet within the block.
+
+        Raises:
+            StateDirectoryHeld: another fleet runs on it.
+            StateUnusable: the lock cannot be opened.
+        """
+        descriptor = self._locked(self.directory / "lock")
+        if descriptor is None:
+            raise StateDirectoryHeld(self.directory)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _locked(self, path: Path) -> int | None:
+        """Return a descriptor that holds the file's lock until it is closed, or None if another one does."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
@@ -139,8 +177,8 @@ class StateDirectory:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
-            raise SlotAlreadyHeld(slot, path) from None
-        return SlotRecord(path, descriptor)
+            return None
+        return descriptor
 
 
 def boot_time() -> float:

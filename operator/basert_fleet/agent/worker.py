@@ -20,7 +20,7 @@ from basert_fleet.agent.processes import SpawnFailed
 from basert_fleet.agent.slot import Slot
 from basert_fleet.agent.starting import Launch, StartFailed, launch_process, listening
 from basert_fleet.agent.state import SlotRecord
-from basert_fleet.agent.worker_log import last_lines, rotate
+from basert_fleet.agent.worker_log import last_lines, rotate, size
 from basert_fleet.core.api import BasertWorker, CanaryProfile, IsolationLevel, WorkerState
 from basert_fleet.core.calibration import Ending, Probe
 from basert_fleet.core.isolation import CanarySchedule, Check, DriftTrust
@@ -65,6 +65,7 @@ class Worker:
         self._state, self._do = INITIAL.state, INITIAL.do
         self._message = ""
         self._generation = 0
+        self._log_start = 0
         self._template = ""
         self._slot: Slot | None = None
         self._starts = StartRecord()
@@ -150,7 +151,6 @@ class Worker:
             calibrated=slot.baseline is not None if slot is not None and self._state is not State.WARMING else None,
             pid=slot.child.pid if slot is not None else None,
             engine=Path(self._worker.spec.server.command[0]).name,
-            requests=slot.requests if slot is not None else 0,
             canaries_passed=self._canaries[True],
             canaries_failed=self._canaries[False],
             recycles=dict(self._recycles),
@@ -205,8 +205,14 @@ class Worker:
 
     @property
     def _is_current(self) -> bool:
-        """Whether the process at hand is the one that is wanted."""
-        return self.wanted and self._template == self._worker.spec.template
+        """Whether the process at hand is the one that is wanted, and may serve by what the spec says now."""
+        return self.wanted and self._template == self._worker.spec.template and not self._lacks_proof
+
+    @property
+    def _lacks_proof(self) -> bool:
+        """Whether a serving process has no drift baseline though the spec, perhaps since a moment, requires one."""
+        uncalibrated = self._slot is not None and self._slot.baseline is None
+        return self._state is State.READY and uncalibrated and self._worker.spec.isolation.require_slots
 
     @property
     def _current_slot(self) -> Slot:
@@ -247,6 +253,7 @@ class Worker:
         self._message = ""
         try:
             rotate(self._log)
+            self._log_start = size(self._log)
             slot = await launch_process(Launch(self._worker, self._record, self._log, self._generation))
             self._slot = slot
             slot.child.exited.add_done_callback(lambda _: self._changed.set())
@@ -303,7 +310,7 @@ class Worker:
     def _offer(self) -> None:
         if self._offers.offered is None:
             epoch = self._offers.offer(self._generation)
-            self._send(Offer(self.name, self._worker.spec.pool, epoch, self._current_slot.requests))
+            self._send(Offer(self.name, self._worker.spec.pool, epoch, self._current_slot.served))
 
     def _withdraw(self) -> None:
         epoch = self._offers.withdraw()
@@ -406,7 +413,7 @@ class Worker:
     def _failed(self, event: Event, why: str) -> Event:
         """Note that a fresh process did not prove itself, with the last words of its log."""
         self._starts = self._starts.failed()
-        said = last_lines(self._log, LOG_LINES)
+        said = last_lines(self._log, LOG_LINES, since=self._log_start)
         self._message = why if not said else f"{why} Its log ends with: {' | '.join(said)}"
         return event
 

@@ -13,16 +13,16 @@ ROTATE_ABOVE_BYTES = 8 * 1024**2
 """Chosen: holds hours of a chatty engine; with the kept copy a worker never uses much more than twice that."""
 
 
+LINE_BYTES = 200
+"""Chosen: a generous usual line; longer ones are shown in part."""
+
+
 def rotate(log: Path) -> bool:
     """Bound a log: when it is too large, keep its last part as `<name>.1` and empty it; say whether that was done.
 
     Lines that the process writes between copy and truncation are lost; that is the price of not having a pipe.
     """
-    try:
-        size = log.stat().st_size
-    except FileNotFoundError:
-        return False
-    if size <= ROTATE_ABOVE_BYTES:
+    if size(log) <= ROTATE_ABOVE_BYTES:
         return False
     with log.open("rb") as source:
         source.seek(-ROTATE_ABOVE_BYTES, os.SEEK_END)
@@ -32,12 +32,20 @@ def rotate(log: Path) -> bool:
     return True
 
 
-def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a log, at most `count`, without reading more than a few kilobytes of it."""
+def size(log: Path) -> int:
+    """Return how long a log is, in bytes; 0 if there is none."""
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def last_lines(log: Path, count: int, *, since: int = 0) -> list[str]:
+    """Return the last lines of a log, at most `count`, from a few kilobytes of what was written after `since` bytes."""
     try:
         with log.open("rb") as source:
             source.seek(0, os.SEEK_END)
-            source.seek(max(0, source.tell() - count * 200))
+            source.seek(max(since, source.tell() - count * LINE_BYTES))
             return source.read().decode(errors="replace").splitlines()[-count:]
     except FileNotFoundError:
         return []

@@ -344,7 +344,7 @@ class IsolationSpec(ApiModel):
     require_slots: Switch = Field(
         default=True,
         description="Whether a worker must answer /slots. False serves builds without it: what cannot be verified is "
-        "then delivered with the verdict `unverified`, and a cancelled request costs the worker's process.",
+        "then delivered with the verdict `unverifiable`, and a cancelled request costs the worker's process.",
     )
     settle_seconds: Count = Field(
         default=10,
@@ -363,7 +363,7 @@ class DeliverySpec(ApiModel):
     verify: VerifyMode = Field(
         default=VerifyMode.TOOL_CALLS,
         description="`toolCalls` streams text at once and holds tool calls until the slot was judged. `full` holds "
-        "everything: nothing unverified is ever seen, and nothing streams. `off` holds nothing. A request may ask for "
+        "everything: nothing unjudged is ever seen, and nothing streams. `off` holds nothing. A request may ask for "
         "more with the header x-basert-verify, never for less.",
     )
     max_attempts: Count = Field(

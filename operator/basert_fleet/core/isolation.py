@@ -118,7 +118,9 @@ def _drift(evidence: Evidence, baseline: Baseline | None) -> int | Reason | None
         return Reason.SLOTS_UNREACHABLE
     if baseline is None:
         return None
-    return baseline.drift(evidence.after, evidence.ending, evidence.completion_tokens)
+    drift = baseline.drift(evidence.after, evidence.ending, evidence.completion_tokens)
+    # A request that the engine refused, or served without its slot, leaves the counters as they were.
+    return 0 if drift is Reason.NOT_CALIBRATED and evidence.after == (evidence.before or evidence.settled) else drift
 
 
 def _contamination(evidence: Evidence, drift_tokens: int | None, policy: JudgePolicy) -> Reason | None:

@@ -35,7 +35,7 @@ class SlotsAbsent(FleetError):
     def __init__(self, host: str, port: int) -> None:
         super().__init__(
             f"GET /slots at {host}:{port} answered 404: this engine does not tell its slot's counters. "
-            "Use a build that has /slots, or set isolation.requireSlots: false and accept unverified responses."
+            "Use a build that has /slots, or set isolation.requireSlots: false and take what nothing verifies."
         )
         self.host, self.port = host, port
 

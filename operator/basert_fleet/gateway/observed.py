@@ -81,7 +81,6 @@ def _workers(traffic: Traffic, roster: Roster) -> list[dict[str, Any]]:
                 "calibrated": report.calibrated if report else None,
                 "pid": report.pid if report else None,
                 "engine": report.engine if report else "",
-                "requests": report.requests if report else 0,
                 "lease": str(lease) if lease else None,
             }
         )

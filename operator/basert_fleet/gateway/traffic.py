@@ -152,7 +152,11 @@ class Traffic:
         Raises:
             RequestFault: no pool has this model, or the body has crashed two workers lately.
         """
-        pool = self._pool_of_model.get(ask.model or "")
+        if ask.model is None:
+            raise RequestFault.because(
+                Code.INVALID_REQUEST, "'model' is missing. GET /v1/models lists them.", param="model"
+            )
+        pool = self._pool_of_model.get(ask.model)
         if pool is None:
             raise RequestFault.because(Code.MODEL_NOT_FOUND, f"The model {ask.model!r} does not exist.", param="model")
         now = self._loop.time()
