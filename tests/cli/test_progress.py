@@ -50,6 +50,29 @@ def test_a_failure_is_told_with_its_reason() -> None:
     assert told.lines[-1] == "qwen-0 failed, and is tried again soon: the process exited with status 1"
 
 
+def test_a_reason_is_not_repeated_while_it_stays_the_same() -> None:
+    """A worker that cannot start is told with one long line, and then briefly; another reason is news again."""
+    told = Told()
+    for message in ("status 1", "status 1", "status 2"):
+        told.goes_through(State.STARTING, State.STOPPING, State.BACKOFF, message=message)
+    told.goes_through(State.FATAL, message="status 2")
+    assert told.lines == [
+        "qwen-0 starts", "qwen-0 is being stopped: status 1", "qwen-0 failed, and is tried again soon",
+        "qwen-0 starts", "qwen-0 is being stopped", "qwen-0 failed, and is tried again soon",
+        "qwen-0 starts", "qwen-0 is being stopped: status 2", "qwen-0 failed, and is tried again soon",
+        "qwen-0 is given up until the fleet file changes",
+    ]  # fmt: skip
+
+
+def test_a_reason_is_news_again_after_the_worker_was_ready() -> None:
+    """The same fault an hour later is told with its reason."""
+    told = Told()
+    for _ in range(2):
+        told.goes_through(State.STOPPING, message="drift")
+        told.goes_through(State.STARTING, State.READY)
+    assert told.lines.count("qwen-0 is being stopped: drift") == 2
+
+
 def test_the_first_ready_worker_makes_the_fleet_ready() -> None:
     """How to send a request is told once."""
     told = Told()

@@ -21,10 +21,14 @@ WORDS: Mapping[str, str] = MappingProxyType(
         State.STOPPING: "is being stopped",
         State.STOPPED: "has stopped",
         State.BACKOFF: "failed, and is tried again soon",
-        State.FATAL: "failed too often, and waits for a changed fleet file",
+        State.FATAL: "is given up until the fleet file changes",
     }
 )
 """TESTING is not told: a canary between two requests is everyday life."""
+
+
+WITHOUT_REASON = (State.STARTING, State.STOPPED)
+"""A message that comes with these is about what was before."""
 
 
 class Progress:
@@ -34,20 +38,30 @@ class Progress:
         """Tell lines to `say`; call `ready` once, with the pool of the first worker that is."""
         self._say, self._ready = say, ready
         self._last: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         self._problems: set[tuple[str, str]] = set()
         self._is_ready = False
 
     def worker(self, status: WorkerStatus) -> None:
-        """Take in a worker's new phase."""
+        """Take in a worker's new phase; a reason is told when it is news, not again at each attempt."""
         before = self._last.get(status.worker, State.STOPPED.value)
         if status.phase not in WORDS or status.phase == before:
             return
         self._last[status.worker] = status.phase
-        reason = f": {status.message}" if status.message and status.phase != State.STOPPED else ""
-        self._say(f"{status.worker} {WORDS[status.phase]}{reason}")
+        self._say(f"{status.worker} {WORDS[status.phase]}{self._news(status)}")
         if status.phase == State.READY and not self._is_ready:
             self._is_ready = True
             self._ready(status.pool)
+
+    def _news(self, status: WorkerStatus) -> str:
+        """Return a reason that differs from the last one told; whoever becomes ready starts over."""
+        before = self._reasons.get(status.worker, "")
+        if status.phase == State.READY:
+            self._reasons[status.worker] = status.message
+        if status.phase in WITHOUT_REASON or status.message in ("", before):
+            return ""
+        self._reasons[status.worker] = status.message
+        return f": {status.message}"
 
     def pools(self, observed: Iterable[Mapping[str, Any]]) -> None:
         """Take in the pools of the observed page; tell each problem when it comes up, and when it is over."""
