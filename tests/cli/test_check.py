@@ -8,10 +8,12 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import jsonschema_rs
 import msgspec
 import pytest
 
+from basert_fleet.cli.asking import Server
 from basert_fleet.cli.findings import AnswerFound, Report, ShapeFound
 from basert_fleet.cli.main import main
 from support.emulator import emulator
@@ -119,6 +121,20 @@ async def test_a_server_without_slots_is_examined_all_the_same(check: Check) -> 
     found = read(out)
     assert status == 0
     assert found.shapes[0].slots_before is None
+
+
+async def test_a_server_without_slots_is_asked_for_them_once() -> None:
+    """A fleet answers 404, and its log is not filled with more of them; a busy server is asked again."""
+    statuses, asked = iter([503, 404]), []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(next(statuses))
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://fleet") as client:
+        server = Server(client, "http://fleet", timeout_seconds=1)
+        assert [await server.slots() for _ in range(4)] == [None] * 4
+    assert asked == ["/slots"] * 2
 
 
 def test_a_server_that_cannot_be_reached_is_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ CONNECT_SECONDS = 10.0
 """Chosen: longer than a retransmitted SYN takes, short enough for a mistyped address."""
 FACTS_SECONDS = 10.0
 """Chosen: for what needs no generation; a busy server may be silent for longer, and then nothing is known of it."""
-OK, UNAUTHORIZED = 200, 401
+OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
 ATTEMPTS_HEADER = "x-basert-attempts"
 
 
@@ -34,6 +34,7 @@ class Server:
 
     def __init__(self, client: httpx.AsyncClient, url: str, timeout_seconds: float) -> None:
         self._client, self.url, self._timeout_seconds = client, url, timeout_seconds
+        self._has_slots = True
 
     async def models(self) -> tuple[str, ...]:
         """Return the models that the server lists; none if it has no such list.
@@ -55,11 +56,14 @@ class Server:
             return ()
 
     async def slots(self) -> tuple[Slot, ...] | None:
-        """Return what /slots shows, or None where it cannot be read."""
+        """Return what /slots shows, or None where it cannot be read; a server without it is asked once."""
+        if not self._has_slots:
+            return None
         try:
             response = await self._client.get("/slots", timeout=FACTS_SECONDS)
         except httpx.TransportError:
             return None
+        self._has_slots = response.status_code != NOT_FOUND
         if response.status_code != OK:
             return None
         try:
