@@ -87,7 +87,7 @@ async def test_the_demo_shows_the_bug_and_the_cure(tmp_path: Path) -> None:
     assert rows["2 at once"] == ("0/2", "2/2")
     assert rows["4 at once"] == ("0/4", "4/4")
     assert [fleet for _, fleet in list(rows.values())[:3]] == ["4/4", "3/3", "2/2"]
-    assert f"port {port} cannot be used" in err.decode()
+    assert f"  port {port} cannot be used (Address already in use); another one is taken\n" in err.decode()
 
 
 async def test_on_a_terminal_the_fleet_serves_until_ctrl_c(tmp_path: Path) -> None:

@@ -134,11 +134,13 @@ async def _unless_stopped(interrupts: Interrupts, work: Coroutine[None, None, Co
 
 def _free(listen: Address) -> Address:
     """Return the address if it can be listened on, else one with any free port."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
-        with socket.create_server((listen.host, listen.port)):
+        with socket.create_server((listen.host, listen.port), family=family):
             return listen
     except OSError as error:
-        _say(f"  port {listen.port} cannot be used ({error.strerror}); another one is taken")
+        reason = os.strerror(error.errno or 0)  # error.strerror is create_server's own, and repeats the address
+        _say(f"  port {listen.port} cannot be used ({reason}); another one is taken")
         return replace(listen, port=0)
 
 
