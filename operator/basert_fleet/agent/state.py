@@ -1,4 +1,4 @@
-"""What an agent keeps on disk: a lock on all of it, and per slot a lock, its process, and whether its last request settled.
+"""What an agent keeps on disk: a lock, and per slot a lock, its process, and whether its last request settled.
 
 A record is written with write(2) and no fsync: it must outlive the agent, not the Mac. It is an upper bound of doubt: a
 process recorded as `sent` may be generating for somebody, so the next agent must never offer it.
