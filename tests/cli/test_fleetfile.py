@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basert_fleet.cli.fleetfile import FleetFileRefused, path_text, read_pools
-from basert_fleet.cli.yaml_source import DEEPEST_NESTING, LARGEST_FILE_BYTES
+from basert_fleet.cli.fleetfile import FleetFileRefused, read_pools
 from basert_fleet.core.api import IsolationLevel
+from basert_fleet.core.documents import path_text
+from basert_fleet.core.yaml_source import DEEPEST_NESTING, LARGEST_FILE_BYTES
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -94,6 +95,16 @@ def test_a_missing_field_is_told_where_it_should_be() -> None:
     """The line of a field that is not there is that of what should hold it."""
     text = "apiVersion: fleet.basert.dev/v1alpha1\nkind: BasertPool\nmetadata: {name: a}\nspec:\n  model: {name: a}\n"
     assert problems(text) == ["fleet.yaml:5: spec.model.path: missing"]
+
+
+def test_what_only_follows_from_a_problem_is_not_told() -> None:
+    """A list whose only entry is wrong is not also called too short; an empty one is."""
+    assert problems(a_pool(more="  server: {command: [1]}\n")) == [
+        "fleet.yaml:9: spec.server.command[0]: should be a string, found 1"
+    ]
+    assert problems(a_pool(more="  server: {command: []}\n")) == [
+        "fleet.yaml:9: spec.server.command: should have at least 1 item, not 0, found a list"
+    ]
 
 
 def test_environment_values_are_not_repeated() -> None:

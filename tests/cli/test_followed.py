@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basert_fleet.cli.followed import Changed, Followed, Refused
+from basert_fleet.cli.followed import Changed, FileUnreadable, Followed, Refused
 from basert_fleet.core.errors import FleetError
 
 
@@ -38,7 +38,7 @@ def test_a_file_must_be_right_at_the_start(file: Path) -> None:
     with pytest.raises(NotRight):
         Followed(file, parse)
     file.unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileUnreadable, match=f"cannot read {file}: No such file or directory"):
         Followed(file, parse)
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_is_gone_is_told_once(file: Path) -> None:
     followed = Followed(file, parse)
     file.unlink()
     told = [followed.poll() for _ in range(3)]
-    assert told == [None, Refused(f"{file} cannot be read: No such file or directory"), None]
+    assert told == [None, Refused(f"cannot read {file}: No such file or directory"), None]
     file.write_bytes(b"two")
     assert [followed.poll() for _ in range(2)] == [None, Changed("two")]
 

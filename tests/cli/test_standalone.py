@@ -19,7 +19,7 @@ from basert_fleet.cli.followed import Followed
 from basert_fleet.cli.listen import Address
 from basert_fleet.cli.signals import Interrupts
 from basert_fleet.cli.standalone import Settings, serve
-from basert_fleet.gateway.auth import load_keys
+from basert_fleet.gateway.auth import read_keys
 from basert_fleet.gateway.server import ListenFailed
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -75,7 +75,7 @@ async def fleet(folder: Path, replicas: int, keys_file: Path | None = None) -> A
     running.scale(replicas)
     settings = Settings(
         fleet_file=Followed(running.file, lambda content: read_pools(content, "fleet.yaml")),
-        keys_file=None if keys_file is None else Followed(keys_file, lambda _: load_keys(keys_file)),
+        keys_file=None if keys_file is None else Followed(keys_file, lambda content: read_keys(content, "keys.yaml")),
         listen=LOOPBACK,
         ops_listen=LOOPBACK,
         state_dir=folder / "state",

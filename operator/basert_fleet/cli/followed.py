@@ -17,6 +17,28 @@ if TYPE_CHECKING:
 Parsed = TypeVar("Parsed")
 
 
+class FileUnreadable(FleetError):
+    """A file that was named cannot be read."""
+
+    code = "file_unreadable"
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"cannot read {path}: {error.strerror or error}")
+        self.path = path
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        FileUnreadable: it cannot be read; the message names it.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileUnreadable(path, error) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The file changed and cannot be used, told once per change."""
@@ -38,11 +60,10 @@ class Followed(Generic[Parsed]):
         """Read the file for the first time.
 
         Raises:
-            FleetError: `parse` refused it.
-            OSError: it cannot be read.
+            FleetError: it cannot be read, or `parse` refused it.
         """
         self._path, self._parse = path, parse
-        content = path.read_bytes()
+        content = read_file(path)
         self._settled: bytes | None = content
         self._seen: bytes | None = content
         self.first = parse(content)
@@ -54,20 +75,18 @@ class Followed(Generic[Parsed]):
         A change counts when two polls in a row have seen the same: in between a writer may have got half-way, and half
         a fleet file may be a right one that lacks a pool.
         """
-        content, problem = self._read()
+        problem = ""
+        try:
+            content: bytes | None = read_file(self._path)
+        except FileUnreadable as error:
+            content, problem = None, str(error)
         was_seen, self._seen = content == self._seen, content
         if not was_seen or content == self._settled:
             return None
         self._settled = content
         if content is None:
-            return Refused(f"{self._path} cannot be read: {problem}")
+            return Refused(problem)
         try:
             return Changed(self._parse(content))
         except FleetError as error:
             return Refused(str(error))
-
-    def _read(self) -> tuple[bytes | None, str]:
-        try:
-            return self._path.read_bytes(), ""
-        except OSError as error:
-            return None, error.strerror or str(error)

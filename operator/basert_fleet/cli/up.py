@@ -17,7 +17,7 @@ from basert_fleet.cli.listen import parse_address
 from basert_fleet.cli.signals import Interrupts
 from basert_fleet.cli.standalone import Settings, serve
 from basert_fleet.core.errors import FleetError
-from basert_fleet.gateway.auth import load_keys
+from basert_fleet.gateway.auth import read_keys
 
 try:
     import uvloop
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 SUMMARY = "run a fleet on this machine: endpoint, queue and workers in one process"
 DESCRIPTION = """\
-Runs the pools of FILE, the same BasertPool documents that Kubernetes takes, and serves them on one OpenAI-compatible
-endpoint. Changes of FILE take effect while it runs; a wrong FILE is told and changes nothing. The first SIGTERM or
-Ctrl-C lets running requests finish (at most a minute), a second one stops at once.
+Runs the pools of FILE (BasertPool documents) and serves them on one OpenAI-compatible endpoint. Changes of FILE take
+effect while it runs; a wrong FILE is told and changes nothing. The first SIGTERM or Ctrl-C lets running requests finish
+(at most a minute), a second one stops at once.
 """
 OPEN_FILES = 10_240
 """A client costs one descriptor. macOS gives a process 256 unless it asks for more, and takes no more than this."""
@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="127.0.0.1:9090",
         help="where /metrics, /healthz, /readyz and /fleet/observed are served, without keys (default %(default)s)",
     )
-    parser.add_argument("--keys-file", metavar="F", type=Path, help="API keys (YAML); without it everybody may ask")
+    parser.add_argument(
+        "--keys-file", metavar="F", type=Path, help="API keys (YAML); without it everybody on this machine may ask"
+    )
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
@@ -75,9 +77,6 @@ def run(args: argparse.Namespace) -> Exit:
         settings = _settings(args)
     except FleetError as error:
         _say(str(error))
-        return Exit.USAGE
-    except OSError as error:
-        _say(f"cannot read {error.filename}: {error.strerror}")
         return Exit.USAGE
     raise_open_files()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -101,7 +100,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     keys: Path | None = args.keys_file
     return Settings(
         fleet_file=Followed(file, lambda content: read_pools(content, str(file))),
-        keys_file=None if keys is None else Followed(keys, lambda _: load_keys(keys)),
+        keys_file=None if keys is None else Followed(keys, lambda content: read_keys(content, str(keys))),
         listen=args.listen,
         ops_listen=args.ops_listen,
         state_dir=args.state_dir or default_state_dir(file),

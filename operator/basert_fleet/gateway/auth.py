@@ -15,31 +15,43 @@ A token is found by the hash of what the client sent: how long the look-up takes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from basert_fleet.core.dispatch import Priority
-from basert_fleet.core.errors import FleetError
+from basert_fleet.core.documents import DocumentRefused, FileRefused, read_model
+from basert_fleet.core.yaml_source import Document, Path, Problem, YamlRefused, read_documents
 
 PriorityName: TypeAlias = Literal["high", "normal", "low"]
-Label: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,63}$")]
-"""Names end up in logs and metrics: short, and without characters that need quoting."""
-
 DEFAULT_TENANT = "default"
+REPEATABLE = ("weight", "priorities")
+"""Fields whose wrong values a message may repeat; any other may hold a key that was pasted in the wrong place."""
 
 
-class BadKeysFile(FleetError):
+class BadKeysFile(FileRefused):
     """The keys file cannot be used; whoever runs with an earlier one keeps that."""
 
     code = "bad_keys_file"
 
-    def __init__(self, path: Path, problems: Sequence[str]) -> None:
-        super().__init__(f"cannot use the keys file {path}: " + "; ".join(problems))
-        self.path, self.problems = path, tuple(problems)
+
+def _matching(pattern: str, words: str) -> AfterValidator:
+    """Refuse what does not match, in words of a person's."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise PydanticCustomError("pattern", "should be {words}", {"words": words})
+        return value
+
+    return AfterValidator(check)
+
+
+Label: TypeAlias = Annotated[str, _matching(r"[A-Za-z0-9._-]{1,63}", "1 to 63 letters, digits, `.`, `_` or `-`")]
+"""Names end up in logs and metrics: short, and without characters that need quoting."""
+Hash: TypeAlias = Annotated[str, _matching(r"[0-9a-f]{64}", "the key's SHA-256, 64 lower-case hexadecimal digits")]
 
 
 class _Model(BaseModel):
@@ -50,11 +62,11 @@ class Key(_Model):
     """One API key and what it may do."""
 
     name: Label
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of the whole token, in hexadecimal."""
+    sha256: Hash
+    """Of the whole token."""
     tenant: Label
     """Keys of one tenant share one place in the queue's fairness."""
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1000, strict=True)] = 1.0
     """The tenant's share of busy slots, relative to the other tenants'."""
     priorities: Annotated[tuple[PriorityName, ...], Field(min_length=1)] = ("normal", "low")
     """What `x-basert-priority` may ask for; the first is what a request without the header gets."""
@@ -66,15 +78,6 @@ class Key(_Model):
 
 class _KeysFile(_Model):
     keys: Annotated[tuple[Key, ...], Field(min_length=1)]
-
-    @field_validator("keys")
-    @classmethod
-    def _distinct(cls, keys: tuple[Key, ...]) -> tuple[Key, ...]:
-        for kind in ("name", "sha256"):
-            values = [getattr(key, kind) for key in keys]
-            if len(set(values)) != len(values):
-                raise ValueError(f"two keys have the same {kind}")
-        return keys
 
 
 OPEN = Key(name="open", sha256="0" * 64, tenant=DEFAULT_TENANT, priorities=("normal", "high", "low"))
@@ -97,45 +100,40 @@ class Keys:
         return self._by_hash.get(hashlib.sha256(token.strip()).hexdigest())
 
 
-def load_keys(path: Path) -> Keys:
-    """Read a keys file.
+def read_keys(content: bytes, name: str) -> Keys:
+    """Return the keys of a keys file; `name` is what messages call it.
 
     Raises:
-        BadKeysFile: it cannot be read or is wrong; the message names line and field of each problem.
+        BadKeysFile: anything is wrong with it; tells all of it by line and field, and no value that may be a key.
     """
     try:
-        document = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        content = yaml.SafeLoader("").construct_document(document) if document is not None else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadKeysFile(path, [" ".join(str(error).split())]) from error
+        documents = read_documents(content)
+    except YamlRefused as refused:
+        raise BadKeysFile(name, refused.problems) from refused
+    if len(documents) != 1:
+        line = documents[1].line if documents else 1
+        raise BadKeysFile(name, [Problem(line, (), f"should be one document, found {len(documents) or 'nothing'}")])
+    (document,) = documents
     try:
-        return Keys(_KeysFile.model_validate(content).keys)
-    except ValidationError as error:
-        # include_input=False: a key that was pasted in place of its hash must not be printed.
-        found = error.errors(include_input=False, include_url=False)
-        problems = [_problem(document, problem["loc"], problem["msg"]) for problem in found]
-        raise BadKeysFile(path, problems) from None
+        keys = read_model(_KeysFile, document, _may_hold_a_key).keys
+    except DocumentRefused as refused:
+        raise BadKeysFile(name, refused.problems) from refused
+    if repeated := list(_repeated(document, keys)):
+        raise BadKeysFile(name, repeated)
+    return Keys(keys)
 
 
-def _problem(document: yaml.Node | None, location: tuple[int | str, ...], message: str) -> str:
-    field = ".".join(str(step) for step in location) or "the document"
-    return f"line {_line(document, location)}: {field}: {message}"
+def _may_hold_a_key(path: Path) -> bool:
+    return not any(field in path for field in REPEATABLE)
 
 
-def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """Return the line of the field, or of the closest thing around it that is there."""
-    line = 1 if node is None else node.start_mark.line + 1
-    for step in location:
-        if isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-            node = node.value[step]
-        elif isinstance(node, yaml.MappingNode):
-            values = {key.value: (key, value) for key, value in node.value}
-            if step not in values:
-                break
-            key, node = values[step]
-            line = key.start_mark.line + 1
-            continue
-        else:
-            break
-        line = node.start_mark.line + 1
-    return line
+def _repeated(document: Document, keys: Sequence[Key]) -> Iterator[Problem]:
+    """Find what two keys share though it tells them apart."""
+    for field in ("name", "sha256"):
+        first: dict[str, int] = {}
+        for position, key in enumerate(keys):
+            path = ("keys", position, field)
+            line, value = document.line_of(path), getattr(key, field)
+            if value in first:
+                yield Problem(line, path, f"the same as on line {first[value]}")
+            first.setdefault(value, line)
