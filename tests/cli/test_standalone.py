@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from basert_fleet.agent.state import StateDirectoryHeld
 from basert_fleet.cli import standalone
 from basert_fleet.cli.fleetfile import read_pools
 from basert_fleet.cli.followed import Followed
@@ -42,6 +43,7 @@ class Running:
 
     def __init__(self, file: Path, interrupts: Interrupts) -> None:
         self.file, self.interrupts = file, interrupts
+        self.settings: Settings
         self.lines: list[str] = []
         self._news = asyncio.Event()
         self.served: asyncio.Task[bool] | None = None
@@ -81,6 +83,7 @@ async def fleet(folder: Path, replicas: int, keys_file: Path | None = None) -> A
         state_dir=folder / "state",
         node="desk",
     )
+    running.settings = settings
     running.served = asyncio.create_task(serve(settings, running.interrupts, running.say))
     try:
         yield running
@@ -129,6 +132,27 @@ async def test_the_running_fleet_follows_its_file(tmp_path: Path) -> None:
         await running.told("emulated-0 is ready")
         running.scale(0)
         await running.told("emulated-0 has stopped")
+
+
+async def test_an_edit_is_told_by_what_it_changes(tmp_path: Path) -> None:
+    """The setting is named with what it was and is; the comment beside it is no news."""
+    async with fleet(tmp_path, replicas=0) as running:
+        await running.told("starting emulated × 0")
+        running.file.write_text(f"# a comment\n{running.file.read_text()}    maxContext: 8192\n")
+        assert (
+            await running.told("the fleet file changed")
+            == "the fleet file changed:\n  emulated: spec.server.maxContext 4096 -> 8192"
+        )
+
+
+async def test_a_second_fleet_on_the_state_directory_is_refused(tmp_path: Path) -> None:
+    """It ends before it listens or starts anything, and says what to do; the first one goes on (C25)."""
+    async with fleet(tmp_path, replicas=0) as running:
+        await running.told("listening on")
+        lines: list[str] = []
+        with pytest.raises(StateDirectoryHeld, match="in use by a fleet that runs already"):
+            await serve(running.settings, Interrupts(), lines.append)
+        assert lines == []
 
 
 async def test_keys_are_followed_too(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Gateway, planner and agent in one process: what `basert-fleet up` runs, and nothing that decides anything.
 
-The order matters: ports first (the commonest mistake is found before a model loads), requests may wait while workers
+The order matters: the state directory (C25) and the ports first (the commonest mistakes are found before a model
+loads), requests may wait while workers
 start (C28), and at the end requests first, then workers, then ports.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from basert_fleet.agent.agent import Agent
 from basert_fleet.agent.state import StateDirectory
+from basert_fleet.cli.changes import changes, described
 from basert_fleet.cli.followed import Changed, Followed, Refused
 from basert_fleet.cli.listen import Address
 from basert_fleet.cli.progress import Progress
@@ -64,11 +66,18 @@ async def serve(settings: Settings, interrupts: Interrupts, say: Callable[[str],
     However it ends, no worker process that it started is left.
 
     Raises:
-        ListenFailed: a port cannot be listened on.
+        StateDirectoryHeld: another fleet runs on the state directory.
         StateUnusable: the state directory cannot be used.
+        ListenFailed: a port cannot be listened on.
     """
+    state = StateDirectory(settings.state_dir)
+    with state.held():
+        return await _serve(settings, state, interrupts, say)
+
+
+async def _serve(settings: Settings, state: StateDirectory, interrupts: Interrupts, say: Callable[[str], None]) -> bool:
     log = make_logger(sys.stderr.buffer)
-    agent = Agent(settings.node, StateDirectory(settings.state_dir), version=version("basert-fleet"), log=log)
+    agent = Agent(settings.node, state, version=version("basert-fleet"), log=log)
     fleet = Fleet(log)
     standalone = _Standalone(settings, fleet, say)
     async with _listening(settings, fleet, standalone.keys, say) as url:
@@ -89,6 +98,7 @@ class _Standalone:
 
     def __init__(self, settings: Settings, fleet: Fleet, say: Callable[[str], None]) -> None:
         self._settings, self._fleet, self._say = settings, fleet, say
+        self._pools = settings.fleet_file.first
         self._keys = settings.keys_file.first if settings.keys_file is not None else Keys()
         self._progress = Progress(say, self._tell_ready)
         self.url = ""
@@ -110,8 +120,7 @@ class _Standalone:
         """Look once; reading and parsing happen beside the loop, which serves requests meanwhile."""
         match await asyncio.to_thread(self._settings.fleet_file.poll):
             case Changed(pools):
-                self._fleet.apply(pools)
-                self._say(f"the fleet file changed: now {describe(pools)}")
+                self._apply(pools)
             case Refused(message):
                 self._say(f"{message}\nThe fleet goes on as it was.")
         if self._settings.keys_file is not None:
@@ -123,6 +132,14 @@ class _Standalone:
                     self._say(f"{message}\nThe keys stay as they were.")
         self._progress.pools(self._fleet.observed()["pools"])
 
+    def _apply(self, pools: tuple[BasertPool, ...]) -> None:
+        """Take over what differs and tell it; an edit of comments is no change."""
+        told = changes(self._pools, pools)
+        if told:
+            self._pools = pools
+            self._fleet.apply(pools)
+            self._say("\n  ".join(("the fleet file changed:", *told)))
+
     def _tell_ready(self, pool: str) -> None:
         model = next(model for model, owner in self._fleet.models().items() if owner == pool)
         key = "" if self._settings.keys_file is None else " -H 'Authorization: Bearer YOUR-KEY'"
@@ -131,11 +148,6 @@ class _Standalone:
             f"Ready. Base URL for OpenAI clients: {self.url}/v1\n"
             f"  curl {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}"
         )
-
-
-def describe(pools: tuple[BasertPool, ...]) -> str:
-    """Say in a few words what a fleet file asks for."""
-    return ", ".join(f"{pool.metadata.name} × {pool.spec.replicas} ({pool.spec.model.name})" for pool in pools)
 
 
 @contextlib.asynccontextmanager
@@ -150,7 +162,8 @@ async def _listening(
         stack.push_async_callback(ops.stop, CUT_SECONDS)
         url = Address(settings.listen.host, client.port).url
         say(f"listening on {url} for clients, on {Address(settings.ops_listen.host, ops.port).url} for operators")
-        say(f"starting {describe(settings.fleet_file.first)}; logs in {settings.state_dir / 'logs'}")
+        pools = ", ".join(map(described, settings.fleet_file.first))
+        say(f"starting {pools}; logs in {settings.state_dir / 'logs'}")
         yield url
 
 
