@@ -40,6 +40,10 @@ def test_version_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     """A script can read the version from standard output."""
     assert main(["version"]) == Exit.OK
     assert capsys.readouterr() == (f"{version('basert-fleet')}\n", "")
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == Exit.OK
+    assert capsys.readouterr() == (f"{version('basert-fleet')}\n", "")
 
 
 @pytest.mark.parametrize("argv", [[], ["nothing"], ["up"], ["up", "f", "--listen", "x"], ["up", "f", "--lis", "a:1"]])
@@ -59,7 +63,8 @@ def test_every_command_tells_its_exit_status(command: str, capsys: pytest.Captur
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == Exit.OK
-    assert "exit status: 0" in capsys.readouterr().out
+    words = " ".join(capsys.readouterr().out.split())
+    assert all(f" {status.value} " in words.partition("exit status:")[2] for status in Exit)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from basert_fleet.cli import check, up, version
+from basert_fleet.cli import check, up, validate, version
 from basert_fleet.cli.exits import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-EXIT_CODES = "exit status: 0 all is well; 1 it failed or found something wrong; 2 wrong command line or file"
+EXIT_CODES = (
+    "exit status: 0 all is well; 1 it failed or found something wrong; 2 wrong command line or file; 130 interrupted"
+)
 
 
 class Command(Protocol):
@@ -31,7 +33,7 @@ class Command(Protocol):
         """Run the command; return the exit status."""
 
 
-COMMANDS: Mapping[str, Command] = MappingProxyType({"up": up, "check": check, "version": version})
+COMMANDS: Mapping[str, Command] = MappingProxyType({"up": up, "validate": validate, "check": check, "version": version})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=version.installed(), help=version.SUMMARY)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         command.add_arguments(

@@ -1,9 +1,9 @@
-"""`basert-fleet version`: which version this is."""
+"""`basert-fleet version`, or `--version`: which version this is."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from basert_fleet.cli.exits import Exit
@@ -22,5 +22,10 @@ def add_arguments(_parser: argparse.ArgumentParser) -> None:
 
 def run(_args: argparse.Namespace) -> Exit:
     """Run the command."""
-    sys.stdout.write(f"{version('basert-fleet')}\n")
+    sys.stdout.write(f"{installed()}\n")
     return Exit.OK
+
+
+def installed() -> str:
+    """Return the version of this installation."""
+    return metadata.version("basert-fleet")
