@@ -18,6 +18,7 @@ LIMITS = ChannelLimits(resume_seconds=30.0, unacknowledged_bytes=100, frame_byte
 
 
 def attached() -> Channel[str, str]:
+    """Return an end with a connection."""
     channel: Channel[str, str] = Channel(0.0, LIMITS)
     channel.attached(0, 0.0)
     return channel

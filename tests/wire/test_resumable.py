@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+
+import pytest
 
 from basert_fleet.core.delivery import Part, VerifyMode
 from basert_fleet.core.epoch import Epoch
@@ -11,18 +12,16 @@ from basert_fleet.wire.channel import Frame, Loss
 from basert_fleet.wire.codec import Bye, agent_codec, gateway_codec
 from basert_fleet.wire.fragments import FRAGMENT_BYTES, Fragment
 from basert_fleet.wire.messages import Accepted, Body, Cancel, Lease, Offer
-from basert_fleet.wire.resumable import LinkCounts, LinkLimits, ResumableLink
+from basert_fleet.wire.resumable import DEFAULT_LIMITS, LinkCounts, LinkLimits, ResumableLink
 from support.link_ends import LOST, RESUMED, SUSPENDED, LinkEnd
 from support.virtual_loop import run_virtual
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 EPOCH = Epoch("ab12", 1, 1)
 TO_GATEWAY = gateway_codec()
 
 
 def body(text: bytes, worker: str = "w") -> Body:
+    """Return a piece of a response."""
     return Body(worker, EPOCH, text, Part.TEXT)
 
 
@@ -52,7 +51,7 @@ class Line:
 class Bench:
     """An agent's link with a first connection."""
 
-    def __init__(self, limits: LinkLimits = LinkLimits()) -> None:
+    def __init__(self, limits: LinkLimits = DEFAULT_LIMITS) -> None:
         self.end, self.line, self.counts = LinkEnd(), Line(), LinkCounts()
         self.overs: list[ResumableLink] = []
         self.link = ResumableLink(
@@ -66,10 +65,6 @@ class Bench:
         self.link.frame_received(line or self.line, data)
 
 
-def virtually(main: Coroutine[object, object, None]) -> None:
-    run_virtual(main)
-
-
 def test_what_one_turn_sends_is_one_frame() -> None:
     """And it goes out in that turn."""
 
@@ -79,7 +74,7 @@ def test_what_one_turn_sends_is_one_frame() -> None:
         await asyncio.sleep(0)
         assert bench.line.written == [(0.0, Frame(1, 0, (Accepted("w", EPOCH), body(b"a"), Offer("v", "p", EPOCH))))]
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_lone_piece_goes_at_once_and_those_after_it_wait_to_be_joined() -> None:
@@ -105,7 +100,7 @@ def test_a_lone_piece_goes_at_once_and_those_after_it_wait_to_be_joined() -> Non
             (0.013, (body(b"e"), Accepted("v", EPOCH))),
         ]
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_what_arrives_is_acknowledged_within_half_a_second() -> None:
@@ -122,7 +117,7 @@ def test_what_arrives_is_acknowledged_within_half_a_second() -> None:
         assert [frame.acknowledged for _, frame in bench.line.written] == [1, 41]
         assert len(bench.line.items) == 40
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_link_goes_on_with_the_next_connection() -> None:
@@ -143,7 +138,7 @@ def test_a_link_goes_on_with_the_next_connection() -> None:
         bench.hears(Cancel("late", EPOCH))
         assert bench.end.messages == [], "a frame of a connection that was replaced"
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_connection_that_is_still_there_is_replaced() -> None:
@@ -157,7 +152,7 @@ def test_a_connection_that_is_still_there_is_replaced() -> None:
         bench.link.connection_lost(bench.line)
         assert bench.end.heard == [SUSPENDED, RESUMED]
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_link_is_lost_after_thirty_seconds_without_a_connection() -> None:
@@ -174,9 +169,10 @@ def test_a_link_is_lost_after_thirty_seconds_without_a_connection() -> None:
         bench.link.close()
         await asyncio.sleep(60)
         assert bench.end.heard == [SUSPENDED, LOST]
-        assert bench.overs == [bench.link] and bench.counts.lost == 1
+        assert bench.overs == [bench.link]
+        assert bench.counts.lost == 1
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_peer_that_takes_nothing_costs_a_bounded_backlog() -> None:
@@ -197,7 +193,7 @@ def test_a_peer_that_takes_nothing_costs_a_bounded_backlog() -> None:
             assert bench.end.heard[-1] == LOST
             assert bench.line.items == []
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_large_message_leaves_room_for_small_ones() -> None:
@@ -217,7 +213,7 @@ def test_a_large_message_leaves_room_for_small_ones() -> None:
         assert len(items) == 13
         assert max(len(frame.items) for _, frame in bench.line.written) <= 5
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_large_message_arrives_whole_across_a_cut() -> None:
@@ -228,7 +224,7 @@ def test_a_large_message_arrives_whole_across_a_cut() -> None:
         lease = Lease("w", EPOCH, "r1", "/v1", "application/json", b"x" * (3 * FRAGMENT_BYTES), 9.0, VerifyMode.OFF)
         gateway_end, far = LinkEnd(), Line()
         gateway = ResumableLink(
-            "c1", gateway_end, TO_GATEWAY, limits=LinkLimits(), counts=LinkCounts(), over=lambda link: None
+            "c1", gateway_end, TO_GATEWAY, limits=DEFAULT_LIMITS, counts=LinkCounts(), over=lambda link: None
         )
         wires: list[bytes] = []
         far.write = wires.append
@@ -246,7 +242,7 @@ def test_a_large_message_arrives_whole_across_a_cut() -> None:
         assert other.end.messages == [lease]
         assert other.counts.duplicates == 2
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_the_end_that_closes_says_so_after_all_that_it_sent() -> None:
@@ -268,7 +264,7 @@ def test_the_end_that_closes_says_so_after_all_that_it_sent() -> None:
         assert other.end.heard == [Cancel("a", EPOCH), LOST]
         assert bench.counts.lost == other.counts.lost == 0
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_peer_that_sends_nonsense_loses_the_link() -> None:
@@ -285,7 +281,7 @@ def test_a_peer_that_sends_nonsense_loses_the_link() -> None:
             assert bench.end.heard == [LOST]
             assert (bench.counts.malformed, bench.counts.lost, bench.line.ended) == (1, 1, "aborted")
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_connection_to_a_peer_that_knows_less_than_it_acknowledged_is_no_resume() -> None:
@@ -300,7 +296,7 @@ def test_a_connection_to_a_peer_that_knows_less_than_it_acknowledged_is_no_resum
         assert bench.end.heard == [SUSPENDED, LOST]
         assert second.ended == "aborted"
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_a_receiver_that_fails_on_one_message_still_gets_the_next() -> None:
@@ -314,14 +310,12 @@ def test_a_receiver_that_fails_on_one_message_still_gets_the_next() -> None:
             raise RuntimeError("a bug")
 
         bench.end.on_message = fail
-        try:
+        with pytest.raises(RuntimeError, match="a bug"):
             bench.hears(Cancel("a", EPOCH), Cancel("b", EPOCH))
-        except RuntimeError as error:
-            assert str(error) == "a bug"
         await asyncio.sleep(0)
         assert bench.end.heard == [Cancel("a", EPOCH), Cancel("b", EPOCH)]
 
-    virtually(main())
+    run_virtual(main())
 
 
 def test_giving_a_link_up_tells_its_receiver_at_once_and_only_once() -> None:
@@ -334,4 +328,4 @@ def test_giving_a_link_up_tells_its_receiver_at_once_and_only_once() -> None:
         assert bench.end.heard == [LOST]
         assert bench.line.ended == "aborted"
 
-    virtually(main())
+    run_virtual(main())

@@ -17,13 +17,11 @@ from basert_fleet.wire.codec import agent_codec
 from basert_fleet.wire.credentials import authorization, require_protected_url
 from basert_fleet.wire.handshake import PROTOCOL_MAX, PROTOCOL_MIN, Answer, Open, Opened, Refusal
 from basert_fleet.wire.messages import ToAgent, ToGateway
-from basert_fleet.wire.resumable import LinkCounts, LinkLimits, ResumableLink
+from basert_fleet.wire.resumable import DEFAULT_LIMITS, LinkCounts, LinkLimits, ResumableLink
 from basert_fleet.wire.websocket import WebSocketConnection, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from picows import WSTransport
 
     from basert_fleet.wire.link import Endpoint
 
@@ -87,7 +85,7 @@ async def dial(
     ca_file: str | None = None,
     failed: Callable[[DialFailed], None],
     draw: Callable[[float, float], float] = random.uniform,
-    limits: LinkLimits = LinkLimits(),  # noqa: B008 - a frozen value
+    limits: LinkLimits = DEFAULT_LIMITS,
     counts: LinkCounts | None = None,
 ) -> None:
     """Keep one link to a gateway until cancelled; the link is then closed and `link_lost` told.
@@ -147,23 +145,23 @@ class _Dialler:
         self._link: _GatewayLink | None = None
         self._given_up = ""
         self._connection: WebSocketConnection | None = None
-        self._transport: WSTransport | None = None
         self._decided = asyncio.Event()
         self._failure: DialFailed | None = None
 
     async def connect_once(self) -> float:
         """Make a connection and wait for its end; return how many seconds it carried the link.
 
-        Cancelled while it carries the link, it leaves the connection to `close`.
+        Cancelled while it carries the link, it leaves the connection to `close`; cancelled within the handshake of
+        WebSocket, to the time limit of that.
 
         Raises:
             DialFailed: it never came to carry the link, or the gateway broke the protocol of WebSocket.
         """
-        self._decided, self._failure, self._transport = asyncio.Event(), None, None
+        self._decided, self._failure = asyncio.Event(), None
         connection = self._connection = WebSocketConnection(self)
         try:
             async with asyncio.timeout(self._limits.handshake_seconds):
-                self._transport = await self._connect(connection)
+                await self._connect(connection)
                 await self._decided.wait()
         except TimeoutError as error:
             connection.abort()
@@ -172,10 +170,11 @@ class _Dialler:
                 "address for agents?"
             ) from error
         except BaseException:
-            connection.abort()
+            if not self._decided.is_set():
+                connection.abort()
             raise
         since = self._loop.time()
-        await self._wait_for_its_end(self._transport)
+        await self._wait_for_its_end(connection)
         if self._failure is not None:
             raise self._failure
         return self._loop.time() - since
@@ -185,18 +184,18 @@ class _Dialler:
         if self._link is not None:
             self._link.close()
             await asyncio.sleep(0)  # it says goodbye in the next turn
-        if self._transport is not None and self._connection is not None:
+        if self._connection is not None:
             try:
                 async with asyncio.timeout(self._limits.handshake_seconds):
-                    await self._wait_for_its_end(self._transport)
+                    await self._wait_for_its_end(self._connection)
             except (TimeoutError, DialFailed):
                 return  # it ends either way; nobody is left to be told how
             finally:
                 self._connection.abort()
 
-    async def _connect(self, connection: WebSocketConnection) -> WSTransport:
+    async def _connect(self, connection: WebSocketConnection) -> None:
         try:
-            transport, _ = await ws_connect(
+            await ws_connect(
                 lambda: connection,
                 self._url,
                 ssl_context=self._context,
@@ -210,7 +209,8 @@ class _Dialler:
             raise
         except (OSError, WSError) as error:
             raise DialFailed(f"{self._url} cannot be reached: {error}") from error
-        return transport
+        if not connection.made:  # picows tells the end of a connection within its handshake in no other way
+            raise DialFailed(f"{self._url} ended the connection within its handshake.")
 
     def _headers(self) -> dict[str, str]:
         if self._token is None:
@@ -220,9 +220,9 @@ class _Dialler:
         except OSError as error:
             raise DialFailed(f"The agent's token cannot be read: {error}") from error
 
-    async def _wait_for_its_end(self, transport: WSTransport) -> None:
+    async def _wait_for_its_end(self, connection: WebSocketConnection) -> None:
         try:
-            await transport.wait_disconnected()
+            await connection.wait_for_its_end()
         except WSError as error:
             raise DialFailed(f"{self._url} broke the WebSocket protocol: {error}") from error
 

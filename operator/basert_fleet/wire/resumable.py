@@ -72,6 +72,10 @@ class LinkLimits:
         return ChannelLimits(self.resume_seconds, self.backlog_bytes, FRAME_BYTES)
 
 
+DEFAULT_LIMITS = LinkLimits()
+"""What holds unless a pool's or a test's own limits are given."""
+
+
 @dataclass(slots=True)
 class LinkCounts:
     """What a transport noticed since it started; each number only ever grows."""

@@ -14,7 +14,7 @@ from basert_fleet.wire.codec import gateway_codec
 from basert_fleet.wire.credentials import require_protected_listener
 from basert_fleet.wire.handshake import Open, Opened, Refusal, common_version
 from basert_fleet.wire.messages import ToAgent, ToGateway
-from basert_fleet.wire.resumable import LinkCounts, LinkLimits, ResumableLink
+from basert_fleet.wire.resumable import DEFAULT_LIMITS, LinkCounts, LinkLimits, ResumableLink
 from basert_fleet.wire.websocket import WebSocketConnection, options
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class AgentServer:
         *,
         check: Callable[[str | None], bool] | None,
         ssl_context: ssl.SSLContext | None = None,
-        limits: LinkLimits = LinkLimits(),  # noqa: B008 - a frozen value
+        limits: LinkLimits = DEFAULT_LIMITS,
     ) -> None:
         self._accept = accept
         self._check = check

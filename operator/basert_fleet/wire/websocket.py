@@ -42,7 +42,7 @@ class ConnectionOwner(Protocol):
 
 
 class WebSocketConnection(WSListener):
-    """One connection. Before `connected` and after `disconnected` nothing may be written."""
+    """One connection. What is written before it is made, or after its end, is dropped."""
 
     def __init__(self, owner: ConnectionOwner) -> None:
         super().__init__()
@@ -54,18 +54,24 @@ class WebSocketConnection(WSListener):
     # --- What a link does with it
 
     @property
+    def made(self) -> bool:
+        """Whether it ever was a connection."""
+        return self._transport is not None
+
+    @property
     def writable(self) -> bool:
         """Whether the write buffer has room."""
         return self._writable
 
     def write(self, data: bytes) -> None:
         """Send one binary frame."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_disconnected:
             self._transport.send(WSMsgType.BINARY, data)
 
     def close(self) -> None:
-        """Send what was written, and end the connection."""
-        if self._transport is not None:
+        """Send what was written, and end the connection; nothing that still comes is looked at."""
+        self._unwanted = True
+        if self._transport is not None and not self._transport.is_disconnected:
             self._transport.send_close()
             self._transport.disconnect()
 
@@ -74,6 +80,15 @@ class WebSocketConnection(WSListener):
         self._unwanted = True
         if self._transport is not None:
             self._transport.disconnect(graceful=False)
+
+    async def wait_for_its_end(self) -> None:
+        """Return when the connection is over, at once if it was never made.
+
+        Raises:
+            WSError: it ended because the other end broke the protocol of WebSocket.
+        """
+        if self._transport is not None:
+            await self._transport.wait_disconnected()
 
     # --- What picows tells it
 
@@ -92,6 +107,8 @@ class WebSocketConnection(WSListener):
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         """Pass on whole binary frames; picows answers pings itself."""
+        if self._unwanted:
+            return
         match frame.msg_type:
             case WSMsgType.BINARY if frame.fin:
                 self._owner.frame_received(self, frame.get_payload_as_bytes())
@@ -103,9 +120,8 @@ class WebSocketConnection(WSListener):
                 self._owner.nonsense_received(self)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:  # noqa: ARG002 - picows' signature
-        """Let go of the transport, and tell."""
+        """Tell, if the owner was told of the connection."""
         if self._transport is not None:
-            self._transport = None
             self._owner.disconnected(self)
 
     def pause_writing(self) -> None:
