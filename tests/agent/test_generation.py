@@ -11,7 +11,7 @@ import pytest
 
 from basert_fleet.agent.generation import Ended, EngineLine, Execution, Generation
 from basert_fleet.core.calibration import Probe
-from basert_fleet.core.settle import Slots
+from basert_fleet.core.settle import SlotsPage
 from basert_fleet.engine.connection import Data, EndOfResponse, EngineGone, Event, GoneCause, ResponseHead
 from support.virtual_loop import run_virtual
 
@@ -31,7 +31,7 @@ class ScriptedEngine:
         self.closed_at: float | None = None
         self.sent_records: list[str] = []
         # As an EngineLine:
-        self.host, self.port, self.slots = "engine", 1, Slots.PRESENT
+        self.host, self.port, self.slots = "engine", 1, SlotsPage.PRESENT
         self.last_probe: Probe | None = IDLE
         self.probed_at = 0.0
         self.connection = self

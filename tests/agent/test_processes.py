@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from basert_fleet.agent import processes
 from basert_fleet.agent.processes import Child, SpawnFailed, free_port, kill_leftover, spawn
 from support.emulator import COMMAND
 from support.turns import until
@@ -18,7 +19,8 @@ from support.turns import until
 HOST = "127.0.0.1"
 DEAF = """
 import signal, time
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
 print("up", flush=True)
 time.sleep(600)
 """
@@ -61,9 +63,10 @@ async def test_an_idle_child_leaves_by_itself_when_asked(tmp_path: Path) -> None
     assert child.describe_exit() == "exited with status 0"
 
 
-async def test_a_deaf_child_is_killed_after_its_time(tmp_path: Path) -> None:
+async def test_a_deaf_child_is_killed_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that does not heed its signals ends by SIGKILL, and the exit says so."""
     child = await spawn([sys.executable, "-c", DEAF], env={}, log=tmp_path / "log")
+    monkeypatch.setattr(processes, "TERMINATE_SECONDS", 0.05)
     await until(lambda: "up" in (tmp_path / "log").read_text())
     await child.end(drain_seconds=0.05)
     assert child.describe_exit() == "ended by SIGKILL"

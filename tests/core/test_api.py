@@ -14,7 +14,6 @@ from basert_fleet.core.api import (
     API_VERSION,
     FLAGS_OF_THE_FLEET,
     UNSAFE_FLAGS,
-    BasertNode,
     BasertPool,
     BasertWorker,
     format_quantity,
@@ -63,7 +62,7 @@ def test_a_pool_needs_only_a_model() -> None:
     assert written["update"] == {"maxUnavailable": 1}
 
 
-@pytest.mark.parametrize("kind", [BasertPool, BasertWorker, BasertNode])
+@pytest.mark.parametrize("kind", [BasertPool, BasertWorker])
 def test_every_setting_is_described(kind: type[BaseModel]) -> None:
     """Each setting tells an operator what it does: the docs and the CRD have nothing else to say it with."""
     definitions = kind.model_json_schema()["$defs"]

@@ -12,6 +12,7 @@ from basert_fleet.core.dispatch import (
     Assign,
     CancelLease,
     Dispatch,
+    Dropped,
     Effect,
     LeaseLost,
     Limits,
@@ -196,7 +197,7 @@ def test_a_given_up_lease_that_nobody_accepts_ends_without_a_word() -> None:
     dispatch.offer("w", epoch(1), 0.0)
     dispatch.enqueue(make_request("a"), 0.0)
     assert dispatch.cancel("a", 0.5) == (CancelLease("w", epoch(1)),)
-    assert dispatch.tick(ACCEPT_SECONDS) == ()
+    assert dispatch.tick(ACCEPT_SECONDS) == (Dropped("w", epoch(1)),)
     snapshot = dispatch.snapshot(ACCEPT_SECONDS)
     assert (snapshot.demand, snapshot.idle) == (0, 0)
 

@@ -14,6 +14,7 @@ from basert_fleet.core.dispatch import (
     Assign,
     CancelLease,
     Dispatch,
+    Dropped,
     Effect,
     LeaseLost,
     Limits,
@@ -108,10 +109,11 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
                     assert self.slots[worker].request == request_id
                     assert self.known[request_id].where is Where.LEASED
                     self.slots[worker].request, self.known[request_id].where = None, Where.DECIDING
-        for slot in self.slots.values():  # taken back without a word, for the request was given up before
-            if slot.request and not slot.accepted and self.now >= slot.assigned_at + ACCEPT_SECONDS:
-                assert self.known[slot.request].where is Where.OVER
-                slot.request = None
+                case Dropped(worker, _):
+                    slot = self.slots[worker]
+                    assert slot.request is not None
+                    assert self.known[slot.request].where is Where.OVER
+                    slot.request = None
 
     def assigned(self, effect: Assign) -> None:
         slot, known = self.slots[effect.worker], self.known[effect.request_id]
@@ -198,10 +200,8 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         slot.served = 0 if recycled else slot.served + 1
         slot.offered, slot.parked = True, False
         effects = self.dispatch.offer(worker, slot.epoch, self.now, served=slot.served)
-        lost = [effect for effect in effects if isinstance(effect, LeaseLost)]
-        if slot.request and not lost:
-            assert self.known[slot.request].where is Where.OVER
-            slot.request = None
+        lost = [effect for effect in effects if isinstance(effect, LeaseLost | Dropped)]
+        assert len(lost) == (slot.request is not None)
         assert all(effect.epoch == before for effect in lost)
         self.perform(effects)
 
@@ -303,10 +303,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         workers = [worker for worker in WORKERS if worker.startswith(agent)]
         effects = self.dispatch.agent_lost(workers, self.now)
         for worker in workers:
-            slot = self.slots[worker]
-            if slot.request and self.known[slot.request].where is Where.OVER:
-                slot.request = None
-            slot.offered = False
+            self.slots[worker].offered = False
         self.perform(effects)
         for worker in workers:
             assert self.slots[worker].request is None

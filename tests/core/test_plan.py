@@ -176,12 +176,12 @@ def test_a_broken_template_stops_the_rollout() -> None:
 
 
 def test_a_change_that_needs_no_process_is_applied_at_once() -> None:
-    """Isolation, delivery and the model's names reach every worker, also one that still waits for its new process."""
+    """Isolation and the model's names reach every worker, also one that still waits for its new process."""
     views = settled([a_pool(replicas=2)], [mac()])
-    changed = a_pool(replicas=2, path="/n.base", delivery={"verify": "full"}, isolation={"settleSeconds": 20})
+    changed = a_pool(replicas=2, path="/n.base", isolation={"settleSeconds": 20})
     workers = plan([changed], [mac()], views).workers
     assert [w.spec.model.path for w in workers] == ["/n.base", "/m.base"]
-    assert all(w.spec.delivery == changed.spec.delivery and w.spec.isolation == changed.spec.isolation for w in workers)
+    assert all(w.spec.isolation == changed.spec.isolation for w in workers)
     assert workers[1].spec.template == views[1].worker.spec.template
 
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 import pytest
 
 from basert_fleet.core.calibration import Probe
-from basert_fleet.core.settle import SettlePolicy, Settling, Slots, Step
+from basert_fleet.core.settle import SettlePolicy, Settling, SlotsPage, Step
 
 SETTLE_SECONDS = 10.0
 TICKS = 2  # enough for a probe to be asked before, at and after an end
@@ -33,7 +33,7 @@ class Walk:
     when it is asked, and read at any time later.
     """
 
-    def __init__(self, slots: Slots, counters: int, *, read_before: bool) -> None:
+    def __init__(self, slots: SlotsPage, counters: int, *, read_before: bool) -> None:
         self.phase = Phase.ACCEPTED
         self.slots = slots
         self.counters = counters
@@ -81,7 +81,7 @@ class Walk:
 
     def engine_sends_all_but_is_busy(self) -> None:
         """An end mark does not mean that the slot is free (C02)."""
-        if self.phase is Phase.RUNNING and self.over_at is None and self.slots is Slots.PRESENT:
+        if self.phase is Phase.RUNNING and self.over_at is None and self.slots is SlotsPage.PRESENT:
             self.over_at = self.now
             self._follow(self.settling.end_mark(self.now))
 
@@ -96,7 +96,7 @@ class Walk:
         self._follow(self.settling.first_byte_expired(self.now))
 
     def probe_is_asked(self) -> None:
-        if self.slots is Slots.PRESENT and self.asked is None:
+        if self.slots is SlotsPage.PRESENT and self.asked is None:
             self.asked = (self.now, self._slot())
 
     def probe_is_read(self) -> None:
@@ -136,9 +136,9 @@ EVENTS = [name for name in vars(Walk) if not name.startswith("_")]
 FINAL = {Step.IDLE, Step.KILL}
 
 
-@pytest.mark.parametrize("slots", Slots)
+@pytest.mark.parametrize("slots", SlotsPage)
 @pytest.mark.parametrize("read_before", [True, False])
-def test_idle_is_said_of_a_finished_request_only(slots: Slots, read_before: bool) -> None:
+def test_idle_is_said_of_a_finished_request_only(slots: SlotsPage, read_before: bool) -> None:
     """In every order of events and late probes IDLE is true, and settle_seconds after its end a request is settled."""
     start = Walk(slots, counters=1, read_before=read_before)
     reached, frontier = {start._place()}, deque([start])
@@ -158,7 +158,7 @@ def test_idle_is_said_of_a_finished_request_only(slots: Slots, read_before: bool
 @pytest.mark.parametrize("before_start", [(), ("probe_is_asked", "probe_is_read", "time_passes")])
 def test_an_honest_engine_is_never_killed(before_start: tuple[str, ...]) -> None:
     """A request that runs and ends while probes come back in time is proven idle, however often it was looked at."""
-    walk = Walk(Slots.PRESENT, counters=1, read_before=True)
+    walk = Walk(SlotsPage.PRESENT, counters=1, read_before=True)
     for event in (*before_start, "engine_starts", "probe_is_asked", "probe_is_read", "engine_sends_its_head"):
         walk = walk._after(event)
     for event in ("engine_finishes", "end_mark_arrives", "time_passes", "probe_is_asked"):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from basert_fleet.core.epoch import Epoch
-from basert_fleet.core.slot_lease import Answer, SlotLease, SlotMisused
+from basert_fleet.core.slot_lease import LeaseAnswer, SlotLease, SlotMisused
 
 
 class OneLeaseAtATime(RuleBasedStateMachine):
@@ -34,11 +34,11 @@ class OneLeaseAtATime(RuleBasedStateMachine):
         """A lease for any offer ever made arrives, perhaps once more."""
         answer = self.slot.lease(epoch)
         if epoch == self.standing:
-            assert answer is Answer.ACCEPT
+            assert answer is LeaseAnswer.ACCEPT
             self.standing, self.running = None, epoch
             self.taken.append(epoch)
         else:
-            assert answer is not Answer.ACCEPT
+            assert answer is not LeaseAnswer.ACCEPT
 
     @rule()
     def offer_is_withdrawn(self) -> None:
@@ -69,7 +69,7 @@ def test_a_lease_that_crossed_a_withdrawal_is_refused() -> None:
     slot = SlotLease("a")
     epoch = slot.offer(1)
     slot.withdraw()
-    assert slot.lease(epoch) is Answer.REFUSE
+    assert slot.lease(epoch) is LeaseAnswer.REFUSE
 
 
 def test_a_repeated_lease_is_ignored() -> None:
@@ -77,9 +77,9 @@ def test_a_repeated_lease_is_ignored() -> None:
     slot = SlotLease("a")
     epoch = slot.offer(1)
     slot.lease(epoch)
-    assert slot.lease(epoch) is Answer.IGNORE
+    assert slot.lease(epoch) is LeaseAnswer.IGNORE
     slot.end()
-    assert slot.lease(epoch) is Answer.IGNORE
+    assert slot.lease(epoch) is LeaseAnswer.IGNORE
 
 
 def test_a_cancel_concerns_only_the_lease_in_progress() -> None:

@@ -24,7 +24,7 @@ def text(name, value):
 def test_model_is_found_among_files():
     """A field is found by its own name, whatever a file beside it is called or contains."""
     body = form(FILE + b'\x00--b0\r\n\r\nname="model"\xff', text(b"model", "wispé".encode()), text(b"language", b"en"))
-    assert peek(body, FORM) == Peek("wispé", stream=False, has_tools=False, has_schema=False)
+    assert peek(body, FORM) == Peek("wispé", stream=False)
     unquoted = form(b"content-disposition: form-data;name=model\r\n\r\nm")
     assert peek(unquoted, "Multipart/Form-Data;boundary=b0").model == "m"
 

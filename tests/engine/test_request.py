@@ -29,13 +29,11 @@ def body_of(**members):
 
 
 def test_peek_reads_what_places_a_request():
-    """Model, stream, tools and schema are read; absent and null are the same."""
+    """Model and stream are read; absent and null are the same."""
     tools = body_of(model="m", stream=True, tools=[TOOL], response_format={"type": "json_object"})
-    assert peek(tools, JSON) == Peek("m", stream=True, has_tools=True, has_schema=True)
+    assert peek(tools, JSON) == Peek("m", stream=True)
     plain = body_of(model=None, stream=None, tools=None, response_format={"type": "text"})
-    assert peek(plain, JSON) == peek(b"{}", JSON) == Peek(None, stream=False, has_tools=False, has_schema=False)
-    assert not peek(body_of(tools=[]), JSON).has_tools
-    assert peek(body_of(functions=[{"name": "f"}]), JSON).has_tools
+    assert peek(plain, JSON) == peek(b"{}", JSON) == Peek(None, stream=False)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_decisive_key_may_not_occur_twice(key, spelling):
 def test_other_keys_may_occur_twice():
     """What we do not act on is the engine's to read, and a nested key is another key."""
     body = b'{"seed": 1, "seed": 2, "model": "m", "metadata": {"model": "n", "stream": 1}, "stream": true}'
-    assert peek(body, JSON) == Peek("m", stream=True, has_tools=False, has_schema=False)
+    assert peek(body, JSON) == Peek("m", stream=True)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ async def test_the_observed_page_tells_pools_workers_and_nodes():
     assert (none["desired"], none["conditions"]) == (0, [])
     worker = page["workers"][0]
     assert (worker["phase"], worker["calibrated"], worker["pid"]) == ("READY", True, 42)
-    assert page["nodes"] == [{"name": "mac-1", "connected": True, "memoryBytes": None}]
+    assert page["nodes"] == [{"name": "mac-1", "connected": True, "version": "0", "memoryBytes": None}]
 
 
 def test_agents_counts_become_counters_by_difference():

@@ -9,7 +9,8 @@ from basert_fleet.telemetry.logs import LeaseLine, log_lease, make_logger
 
 LINE = LeaseLine(
     request="r-1", tenant="build", pool="qwen", worker="qwen-0", epoch="aaaa.1.1", attempt=1, outcome="released",
-    verdict="clean", reason=None, drift=0, prompt_tokens=9, completion_tokens=142, queue_ms=1.5, execute_ms=20.0,
+    verdict="clean", reason=None, drift=0, prefix_reused=True, finish="tool_calls", prompt_tokens=9,
+    completion_tokens=142, queue_ms=1.5, execute_ms=20.0,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import defaultdict
 
@@ -10,13 +11,17 @@ from structlog.typing import FilteringBoundLogger
 
 from basert_fleet.agent.node import allocatable_bytes
 from basert_fleet.agent.processes import kill_leftover
-from basert_fleet.agent.state import SlotAlreadyHeld, SlotRecord, StateDirectory, boot_time
+from basert_fleet.agent.state import SlotAlreadyHeld, SlotRecord, StateDirectory, StateUnusable, boot_time
 from basert_fleet.agent.worker import Worker
+from basert_fleet.agent.worker_log import rotate
 from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.isolation import DriftTrust
 from basert_fleet.core.lifecycle import State
 from basert_fleet.wire.link import Link
-from basert_fleet.wire.messages import Cancel, Desired, Hello, Lease, ToAgent, ToGateway, WorkerStatus
+from basert_fleet.wire.messages import Cancel, Desired, Hello, Lease, Refused, ToAgent, ToGateway, WorkerStatus
+
+HOUSEKEEPING_SECONDS = 10.0
+"""Chosen: an engine that floods its log writes a few times the log's bound in that time, no more."""
 
 
 class Agent:
@@ -29,8 +34,11 @@ class Agent:
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._documents: dict[str, bytes] = {}
-        self._trusts: defaultdict[str, DriftTrust] = defaultdict(DriftTrust)
+        self._given_up: dict[str, WorkerStatus] = {}
+        self._trusts: defaultdict[tuple[str, str], DriftTrust] = defaultdict(DriftTrust)
+        """By pool and template: what is known of a build's counters says nothing about another's."""
         self._revision = 0
+        self._housekeeping: asyncio.Task[None] | None = None
 
     # --- the link
 
@@ -38,15 +46,17 @@ class Agent:
         """Introduce the agent on a new link, and say how every worker is."""
         self._link = link
         link.send(Hello(self._node, self._incarnation, self._version, allocatable_bytes()))
-        for worker in self._workers.values():
-            link.send(worker.status())
+        for status in [*(worker.status() for worker in self._workers.values()), *self._given_up.values()]:
+            link.send(status)
 
     def message_received(self, message: ToAgent) -> None:
         """Take one message of the gateway."""
         match message:
             case Lease():
                 worker = self._workers.get(message.worker)
-                if worker is not None:
+                if worker is None:
+                    self._send(Refused(message.worker, message.epoch))
+                else:
                     worker.lease(message)
             case Cancel():
                 worker = self._workers.get(message.worker)
@@ -71,94 +81,102 @@ class Agent:
         """Stop all workers after their leases; those that need longer than `seconds` are left to `close`."""
         for worker in self._workers.values():
             worker.stop()
-        if self._workers:
-            await asyncio.wait(
-                [asyncio.ensure_future(worker.rested()) for worker in self._workers.values()], timeout=seconds
-            )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for worker in list(self._workers.values()):
+                    await worker.rested()
 
     async def close(self) -> None:
         """End all workers now. On return no process of theirs is left."""
         tasks = list(self._tasks.values())
+        if self._housekeeping is not None:
+            tasks.append(self._housekeeping)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
     def _apply(self, desired: Desired) -> None:
+        """Take a newer desired state. A worker that is not listed is left as it is.
+
+        A stopped worker is kept, idle, for as long as the agent lives: its epochs must go on growing if it comes back.
+        """
         if desired.revision <= self._revision:
             return
         self._revision = desired.revision
-        listed = set()
         for document in desired.workers:
             worker = BasertWorker.model_validate_json(document)
-            name = worker.metadata.name
-            listed.add(name)
-            if self._documents.get(name) != document:
-                self._documents[name] = document
+            if self._documents.get(worker.metadata.name) != document:
+                self._documents[worker.metadata.name] = document
                 self._apply_worker(worker)
-        for name in self._workers.keys() - listed:
-            self._forget_if_at_rest(name)
 
     def _apply_worker(self, document: BasertWorker) -> None:
+        """Start or change one worker; one that cannot be had is FATAL and keeps no other from starting."""
         known = self._workers.get(document.metadata.name)
         if known is not None:
             known.update(document)
             return
         try:
             record = self._state.open_slot(document.metadata.name)
-        except SlotAlreadyHeld as error:
-            self._documents.pop(document.metadata.name)
-            self._send(_fatal(document, str(error)))
+        except (SlotAlreadyHeld, StateUnusable) as error:
+            self._give_up(document, str(error))
             return
         self._end_leftover(document.metadata.name, record)
         self._start_worker(document, record)
 
     def _start_worker(self, document: BasertWorker, record: SlotRecord) -> None:
-        name = document.metadata.name
+        name, pool = document.metadata.name, document.spec.pool
         worker = Worker(
             document,
             incarnation=self._incarnation,
             record=record,
             log=self._state.logs / f"{name}.log",
-            trust=self._trusts[document.spec.pool],
+            trust_of=lambda template: self._trusts[pool, template],
             send=self._send,
         )
         self._workers[name] = worker
+        self._given_up.pop(name, None)
         self._send(worker.status())
         task = asyncio.create_task(worker.run(), name=f"worker {name}")
         self._tasks[name] = task
         task.add_done_callback(lambda done: self._ended(worker, done))
+        if self._housekeeping is None:
+            self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+
+    async def _keep_house(self) -> None:
+        """Keep every worker's log within its bound, also while its process lives for weeks (C35)."""
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            for name in list(self._workers):
+                await asyncio.to_thread(rotate, self._state.logs / f"{name}.log")
 
     def _end_leftover(self, name: str, record: SlotRecord) -> None:
         """End what an earlier agent left: only one that lives may be offered, and nobody knows what it is doing."""
         left = record.read()
         if left is not None and left.boot == boot_time() and kill_leftover(left.pid, left.created):
-            self._log.warning("leftover_killed", worker=name, pid=left.pid, settled=left.settled)
-
-    def _forget_if_at_rest(self, name: str) -> None:
-        if self._workers[name].at_rest:
-            self._tasks[name].cancel()
+            self._log.warning("leftover process killed", worker=name, pid=left.pid, settled=left.settled)
 
     def _ended(self, worker: Worker, task: asyncio.Task[None]) -> None:
-        """Take a worker out whose loop ended; one that ended by a bug stays visible as FATAL."""
-        name = worker.name
-        document = self._documents.pop(name, None)
-        del self._workers[name], self._tasks[name]
+        """Take a worker out whose loop ended; one that ended by itself met a bug, and stays visible as FATAL."""
+        document = self._documents.pop(worker.name, None)
+        del self._workers[worker.name], self._tasks[worker.name]
         if not task.cancelled() and (bug := task.exception()) is not None:
-            self._log.error("worker_loop_failed", worker=name, exc_info=bug)
+            self._log.error("worker loop failed", worker=worker.name, exc_info=bug)
             if document is not None:
-                message = (
-                    f"a bug in the agent ended this worker: {bug!r}. Please report it; a changed spec starts anew."
+                why = (
+                    f"a bug in the agent ended this worker ({bug!r}); please report it. A changed spec starts it anew."
                 )
-                self._send(_fatal(BasertWorker.model_validate_json(document), message))
+                self._give_up(BasertWorker.model_validate_json(document), why)
 
-
-def _fatal(document: BasertWorker, message: str) -> WorkerStatus:
-    return WorkerStatus(
-        worker=document.metadata.name,
-        pool=document.spec.pool,
-        phase=State.FATAL.value,
-        generation=0,
-        template="",
-        message=message,
-    )
+    def _give_up(self, document: BasertWorker, why: str) -> None:
+        """Show a worker that cannot be had, on this link and on later ones."""
+        status = WorkerStatus(
+            worker=document.metadata.name,
+            pool=document.spec.pool,
+            phase=State.FATAL.value,
+            generation=0,
+            template="",
+            message=why,
+        )
+        self._given_up[status.worker] = status
+        self._send(status)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from basert_fleet.core.calibration import Probe
-from basert_fleet.core.settle import SettlePolicy, Settling, Slots, Step
+from basert_fleet.core.settle import SettlePolicy, Settling, SlotsPage, Step
 from basert_fleet.engine.connection import Data, EndOfResponse, EngineConnection, EngineGone, Event, ResponseHead
 from basert_fleet.engine.probes import ProbeClient, SlotsAbsent
 
@@ -21,6 +21,8 @@ FIRST_BYTE_SECONDS = 10.0
 """Chosen: an engine that took a request shows it in /slots far sooner; only one that shows nothing is given up."""
 SILENCE_SECONDS = 10.0
 """Chosen: a response that stopped while /slots says idle will not go on."""
+CONNECT_SECONDS = 5.0
+"""Chosen: loopback connects at once unless the process has stopped accepting."""
 PROBE_SECONDS = 1.0
 """How long one question to /slots may take before it counts as silence."""
 WATCH_FIRST_SECONDS, WATCH_LATER_SECONDS = 0.25, 5.0
@@ -88,7 +90,6 @@ class Execution:
     idle_proven: bool
     after: Probe | None
     """The probe that proved it; None if none did."""
-    first_byte_at: float | None
     sent_at: float
     over_at: float
     """When the response ended or its connection was closed: the engine is not known to be idle yet."""
@@ -101,18 +102,18 @@ class EngineLine:
         self.host, self.port, self.api_key = host, port, api_key
         self.connection = EngineConnection()
         self.probes = ProbeClient(host, port, api_key)
-        self.slots = Slots.PRESENT
+        self.slots = SlotsPage.PRESENT
         self.last_probe: Probe | None = None
         self.probed_at = 0.0
 
     async def ask(self) -> Probe | None:
         """Ask the slot for its counters; None if it keeps silent or has none."""
-        if self.slots is Slots.ABSENT:
+        if self.slots is SlotsPage.ABSENT:
             return None
         try:
             return await self.probes.slots(PROBE_SECONDS)
         except SlotsAbsent:
-            self.slots = Slots.ABSENT
+            self.slots = SlotsPage.ABSENT
             return None
 
     def remember(self, probe: Probe | None) -> None:
@@ -184,12 +185,11 @@ class Generation:
         return self._conclude()
 
     def _conclude(self) -> Execution:
-        proven = self._step is Step.IDLE
+        proven = self._step is Step.IDLE and self._record_settled()
         detail = self._detail
         if self._process.exited.done():  # often known only after its connection broke
             detail = f"the process {self._process.describe_exit()}" + (f": {detail}" if detail else "")
         if proven:
-            self._journal.settled()
             self._line.remember(self._after)
         else:
             self._process.kill_group()
@@ -199,20 +199,29 @@ class Generation:
             detail=detail,
             idle_proven=proven,
             after=self._after if proven else None,
-            first_byte_at=self._first_byte_at,
             sent_at=self._sent_at,
             over_at=self._over_at if self._over_at is not None else self._loop.time(),
         )
 
+    def _record_settled(self) -> bool:
+        """Record the proof; what cannot be recorded is not relied on."""
+        try:
+            self._journal.settled()
+        except OSError as error:
+            self._end(Ended.LOST, f"the end could not be recorded: {error}")
+            return False
+        return True
+
     async def _send(self) -> None:
         try:
             if not self._line.connection.reusable:
-                await self._line.connection.connect(self._line.host, self._line.port)
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await self._line.connection.connect(self._line.host, self._line.port)
             self._journal.sent()
             self._sent_at = self._loop.time()
             self._line.connection.send(self._request)
-        except EngineGone as gone:
-            self._kill(Ended.LOST, str(gone))
+        except (EngineGone, OSError) as error:  # a TimeoutError, or a record that cannot be written
+            self._kill(Ended.LOST, f"the request was not sent: {error!r}")
 
     async def _advance(self) -> None:
         """Do one thing: close, look at the limits, or wait for whatever comes next."""
@@ -325,7 +334,7 @@ class Generation:
         self._probe_pause, self._next_probe = SETTLE_FIRST_SECONDS, now
 
     def _start_probe(self, now: float) -> None:
-        if self._probing is not None or now < self._next_probe or self._line.slots is Slots.ABSENT:
+        if self._probing is not None or now < self._next_probe or self._line.slots is SlotsPage.ABSENT:
             return
         # A loop's clock stands still within one turn: what is asked after the end was taken is later all the same.
         self._probe_asked_at = now if self._over_at is None else max(now, math.nextafter(self._over_at, math.inf))

@@ -19,7 +19,7 @@ from basert_fleet.engine.request import InvalidRequest, prepare
 from basert_fleet.engine.response import ResponseFacts
 from basert_fleet.wire.messages import Body, End, Head, Lease
 
-OUTCOMES = {
+OUTCOME_OF = {
     Ended.CANCELLED: Outcome.CANCELLED,
     Ended.TIMED_OUT: Outcome.TIMED_OUT,
     Ended.SWALLOWED: Outcome.SWALLOWED,
@@ -37,6 +37,8 @@ class Settled:
     check: Check
     alive: bool
     """Whether the process is still there, its slot proven idle."""
+    sent: bool
+    """Whether the engine saw anything of the request."""
     learnable: tuple[Ending, Probe, int | None] | None = None
     """A reading of an ending that was not calibrated: to be learnt if the next canary passes."""
 
@@ -95,6 +97,7 @@ class LeaseRun:
             verdict=verdict,
             check=_check(execution, facts, verdict, next_check(verdict, policy, agreed=lease.agreed)),
             alive=execution.idle_proven,
+            sent=True,
             learnable=_learnable(evidence),
         )
 
@@ -103,7 +106,7 @@ class LeaseRun:
     ) -> tuple[Outcome, str]:
         """Release what may be released; return how the attempt ended, and why if it failed."""
         if execution.ended is not Ended.COMPLETE:
-            return OUTCOMES[execution.ended], execution.detail
+            return OUTCOME_OF[execution.ended], execution.detail
         broken = _broken(facts)
         if broken:
             return Outcome.WORKER_LOST, broken
@@ -136,7 +139,7 @@ class LeaseRun:
         """End a lease of which the engine never saw a byte."""
         verdict = Verdict(VerdictKind.CLEAN)
         self._send(End(self._lease.worker, self._lease.epoch, outcome, verdict, error=error))
-        return Settled(verdict=verdict, check=Check.NONE, alive=True)
+        return Settled(verdict=verdict, check=Check.NONE, alive=True, sent=False)
 
 
 def _evidence(

@@ -19,8 +19,10 @@ import psutil
 
 from basert_fleet.core.errors import FleetError
 
-GROUP_POLL_SECONDS = 0.01
-"""Between looks at whether a process group is gone: members that are not our children give no event."""
+GROUP_FIRST_LOOK_SECONDS, GROUP_LATER_LOOK_SECONDS = 0.01, 1.0
+"""Between looks at whether a process group is gone (doubling): members that are not our children give no event."""
+TERMINATE_SECONDS = 2.0
+"""Chosen: basert-serve exits at once on SIGTERM; what does not within this will not."""
 
 
 class SpawnFailed(FleetError):
@@ -105,27 +107,31 @@ class Child:
             with contextlib.suppress(psutil.NoSuchProcess):
                 stray.kill()
 
-    def ask_to_drain(self) -> None:
-        """Send basert-serve's drain signal: it stops accepting, finishes and exits."""
-        self._remember_strays()
-        _signal_group(self.pid, signal.SIGUSR1)
+    async def _ask(self, number: signal.Signals, seconds: float) -> None:
+        """Send a signal that a process may heed, and give it time to: SIGUSR1 drains, SIGTERM exits at once."""
+        if self.alive:
+            self._remember_strays()
+            _signal_group(self.pid, number)
+            await asyncio.wait({self.exited}, timeout=seconds)
 
     async def gone(self) -> None:
         """Return once the process, its whole group and its stray children no longer exist."""
         await asyncio.shield(self.exited)
-        while _group_exists(self.pid) or any(_exists(stray) for stray in self._strays):  # noqa: ASYNC110 - no event
-            await asyncio.sleep(GROUP_POLL_SECONDS)
+        pause = GROUP_FIRST_LOOK_SECONDS
+        while _group_exists(self.pid) or any(_exists(stray) for stray in self._strays):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, GROUP_LATER_LOOK_SECONDS)
 
     async def end(self, *, drain_seconds: float) -> None:
-        """End the whole group: drain for at most that long, then SIGKILL. On return nothing of it exists.
+        """End the whole group. On return nothing of it exists.
 
-        Cut short, it kills the group at once and goes on cancelling.
+        It is asked to drain for at most that long, then to terminate, then killed; with 0 it is killed at once. Cut
+        short, it kills the group and goes on cancelling.
         """
         try:
-            if drain_seconds > 0 and self.alive:
-                self.ask_to_drain()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(self.exited), drain_seconds)
+            if drain_seconds > 0:
+                await self._ask(signal.SIGUSR1, drain_seconds)
+                await self._ask(signal.SIGTERM, TERMINATE_SECONDS)
         finally:
             self.kill_group()
         await self.gone()

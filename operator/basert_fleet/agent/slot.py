@@ -60,16 +60,16 @@ class Slot:
             sink=sink,
         )
 
-    async def ask(self, body: bytes, worker: BasertWorker) -> tuple[Execution, Answer]:
+    async def ask(self, body: bytes, worker: BasertWorker) -> tuple[Execution, OwnAnswer]:
         """Run one of the fleet's own chat requests to its end."""
-        return await self._ask(body, worker, Answer(body))
+        return await self._ask(body, worker, OwnAnswer(body))
 
     async def ask_and_cancel(self, body: bytes, worker: BasertWorker) -> Execution:
         """Run one of the fleet's own chat requests and cancel it at its first byte."""
-        execution, _ = await self._ask(body, worker, Answer(body, cancel_at_first_byte=True))
+        execution, _ = await self._ask(body, worker, OwnAnswer(body, cancel_at_first_byte=True))
         return execution
 
-    async def _ask(self, body: bytes, worker: BasertWorker, answer: Answer) -> tuple[Execution, Answer]:
+    async def _ask(self, body: bytes, worker: BasertWorker, answer: OwnAnswer) -> tuple[Execution, OwnAnswer]:
         answer.generation = self.begin(
             CHAT_PATH, JSON_TYPE, body, timeout_seconds=OWN_REQUEST_SECONDS, worker=worker, sink=answer
         )
@@ -91,7 +91,7 @@ class Slot:
         self.line.close()
 
 
-class Answer:
+class OwnAnswer:
     """Reads the answer to one of the fleet's own requests."""
 
     def __init__(self, body: bytes, *, cancel_at_first_byte: bool = False) -> None:

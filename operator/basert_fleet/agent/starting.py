@@ -51,7 +51,11 @@ async def launch_process(launch: Launch) -> Slot:
     line = EngineLine(LOOPBACK, free_port(LOOPBACK), secrets.token_hex(24))
     argv = command_line(spec.server, spec.model, host=line.host, port=line.port, api_key=line.api_key)
     child = await spawn(argv, env={variable.name: variable.value for variable in spec.server.env}, log=launch.log)
-    launch.record.started(child.pid, child.created, line.port)
+    try:
+        launch.record.started(child.pid, child.created, line.port)
+    except OSError:  # without a record the next agent could not find it
+        child.kill_group()
+        raise
     return Slot(child, launch.record, line, launch.generation)
 
 
@@ -92,8 +96,9 @@ async def _answers(slot: Slot) -> bool:
 
 async def _accepts(line: EngineLine) -> bool:
     try:
-        _, writer = await asyncio.open_connection(line.host, line.port)
-    except OSError:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            _, writer = await asyncio.open_connection(line.host, line.port)
+    except OSError:  # a TimeoutError is one
         return False
     writer.close()
     return True

@@ -14,20 +14,21 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
-from basert_fleet.agent import proving
 from basert_fleet.agent.lease_run import LeaseRun, Settled
 from basert_fleet.agent.processes import SpawnFailed
+from basert_fleet.agent.proving import Finding, Proof
 from basert_fleet.agent.slot import Slot
 from basert_fleet.agent.starting import Launch, StartFailed, launch_process, listening
 from basert_fleet.agent.state import SlotRecord
 from basert_fleet.agent.worker_log import last_lines, rotate, size
 from basert_fleet.core.api import BasertWorker, CanaryProfile, IsolationLevel, WorkerState
 from basert_fleet.core.calibration import Ending, Probe
+from basert_fleet.core.delivery import Outcome
 from basert_fleet.core.isolation import CanarySchedule, Check, DriftTrust
-from basert_fleet.core.lifecycle import INITIAL, Do, Event, StartRecord, State, advance
-from basert_fleet.core.slot_lease import Answer, SlotLease
-from basert_fleet.core.verdict import Reason
-from basert_fleet.wire.messages import Accepted, Cancel, Lease, Offer, Refused, ToGateway, Withdraw, WorkerStatus
+from basert_fleet.core.lifecycle import INITIAL, SPEC_CHANGED, Do, Event, StartRecord, State, advance
+from basert_fleet.core.slot_lease import LeaseAnswer, SlotLease
+from basert_fleet.core.verdict import Reason, Verdict
+from basert_fleet.wire.messages import Accepted, Cancel, End, Lease, Offer, Refused, ToGateway, Withdraw, WorkerStatus
 
 DRAIN_SECONDS = 5.0
 """How long an idle process may take to exit by itself once asked; it has nothing left to finish."""
@@ -35,8 +36,6 @@ REAP_SECONDS = 5.0
 """How long a killed process may take to be gone; the kernel needs milliseconds, a swapping machine more."""
 LOG_LINES = 5
 """How many last lines of the engine's output go into the message of a failure."""
-SPEC_CHANGED = "spec_changed"
-"""Why a process was replaced, beside the judge's reasons."""
 DRIFT_UNUSABLE = (
     "DriftUnusable: several fresh processes of this pool drifted at once although their canaries passed, so this "
     "build's counters do not follow what its warm-up shows."
@@ -55,12 +54,12 @@ class Worker:
         incarnation: str,
         record: SlotRecord,
         log: Path,
-        trust: DriftTrust,
+        trust_of: Callable[[str], DriftTrust],
         send: Callable[[ToGateway], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._worker = worker
-        self._record, self._log, self._trust, self._send = record, log, trust, send
+        self._record, self._log, self._trust_of, self._send = record, log, trust_of, send
         self._offers = SlotLease(incarnation)
         self._state, self._do = INITIAL.state, INITIAL.do
         self._message = ""
@@ -103,8 +102,8 @@ class Worker:
     def update(self, worker: BasertWorker) -> None:
         """Take a newer document of this worker; a changed template ends the current process after its lease."""
         before, self._worker = self._worker, worker
-        if before.spec.isolation.canary != worker.spec.isolation.canary:
-            self._schedule = self._new_schedule()
+        canary = worker.spec.isolation.canary
+        self._schedule.reconfigure(every_requests=canary.every_requests, every_seconds=canary.every_seconds)
         if before.spec.template != worker.spec.template:
             self._starts = self._starts.proved()
         self._heed_change()
@@ -117,13 +116,13 @@ class Worker:
     def lease(self, lease: Lease) -> None:
         """Take a lease, or say that it came too late."""
         match self._offers.lease(lease.epoch):
-            case Answer.ACCEPT:
+            case LeaseAnswer.ACCEPT:
                 self._run = LeaseRun(lease, self._current_slot, self._worker, self._send)
                 self._send(Accepted(lease.worker, lease.epoch))
                 self._changed.set()
-            case Answer.REFUSE:
+            case LeaseAnswer.REFUSE:
                 self._send(Refused(lease.worker, lease.epoch))
-            case Answer.IGNORE:
+            case LeaseAnswer.IGNORE:
                 pass
 
     def cancel(self, cancel: Cancel) -> None:
@@ -179,8 +178,16 @@ class Worker:
             if self._slot is not None:
                 self._slot.child.kill_group()
                 self._slot.close()
+            self._end_lease_unserved()
+            if self._slot is not None:
                 await asyncio.wait({self._slot.child.exited}, timeout=REAP_SECONDS)
             self._record.close()
+
+    def _end_lease_unserved(self) -> None:
+        """End a lease that this loop, cut short, cannot end any more: its request runs elsewhere."""
+        if self._offers.leased is not None:
+            verdict = Verdict.because(Reason.NO_PROOF_OF_IDLE)
+            self._send(End(self.name, self._offers.end(), Outcome.WORKER_LOST, verdict, error="the worker was ended"))
 
     def _advance(self, event: Event) -> None:
         step = advance(self._state, event)
@@ -264,16 +271,15 @@ class Worker:
 
     async def _warm_up(self) -> Event:
         slot = self._current_slot
-        finding = await self._while_current(proving.warm_up(slot, self._worker))
+        proof = Proof(slot, self._worker)
+        finding = await self._while_current(proof.warm_up())
         if finding is None:
             return Event.UNWANTED
-        self._count_canary(passed=finding.event is Event.WARM, reason=finding.reason)
+        self._count_canary(finding)
+        if finding.event is Event.WARM and slot.baseline is not None and self._trust_of(self._template).unusable:
+            finding = proof.uncalibrated(DRIFT_UNUSABLE)
         if finding.event is not Event.WARM:
             return self._failed(finding.event, finding.message)
-        if self._trust.unusable and slot.baseline is not None:
-            slot.baseline, slot.calibration_note = None, DRIFT_UNUSABLE
-            if self._worker.spec.isolation.require_slots:
-                return self._failed(Event.WARM_UP_FAILED, DRIFT_UNUSABLE)
         self._schedule = self._new_schedule()
         self._message = slot.calibration_note
         return Event.WARM
@@ -318,18 +324,16 @@ class Worker:
             self._send(Withdraw(self.name, epoch))
 
     async def _execute(self, run: LeaseRun) -> Event | None:
-        try:
-            settled = await run.run()
-        finally:
-            self._run = None
-            self._offers.end()
-        now = self._loop.time()
-        self._starts = self._starts.proved()
-        self._schedule.served(now)
-        self._trust.judged(self.name, self._generation, settled.verdict)
+        settled = await run.run()
+        self._run = None
+        self._offers.end()
+        if settled.sent:
+            self._starts = self._starts.proved()
+            self._schedule.served(self._loop.time())
+            self._trust_of(self._template).judged(self.name, self._generation, settled.verdict)
         event = self._after(settled)
         if event is None and self._worker.spec.isolation.level is IsolationLevel.SCRUB:
-            finding = await proving.scrub(self._current_slot, self._worker)
+            finding = await Proof(self._current_slot, self._worker).scrub()
             if finding is not None:
                 self._note_end(finding.message, finding.reason)
                 return finding.event
@@ -355,16 +359,17 @@ class Worker:
 
     async def _test(self) -> Event:
         slot, learnable, self._learnable = self._current_slot, self._learnable, None
-        finding = await self._while_current(proving.test(slot, self._worker))
+        finding = await self._while_current(Proof(slot, self._worker).test())
         if finding is None:
             return Event.UNWANTED
-        self._count_canary(passed=finding.event is Event.PROVEN, reason=finding.reason)
+        self._count_canary(finding)
         if finding.event is not Event.PROVEN:
             self._note_end(finding.message, finding.reason)
             return finding.event
         if learnable is not None and slot.baseline is not None:
             ending, probe, tokens = learnable
             slot.baseline = slot.baseline.learn(ending, probe, tokens)
+        self._starts = self._starts.proved()
         self._schedule.proven(self._loop.time())
         self._message = slot.calibration_note
         return Event.PROVEN
@@ -380,7 +385,8 @@ class Worker:
             self._slot.close()
             await self._slot.child.end(drain_seconds=drain_seconds)
             self._slot = None
-        self._record.ended()
+        with contextlib.suppress(OSError):  # a record that cannot be written names a process that is gone: harmless
+            self._record.ended()
         return self._starts.after_stop(wanted=self.wanted)
 
     async def _wait_backoff(self) -> Event:
@@ -406,9 +412,9 @@ class Worker:
         schedule.proven(self._loop.time())
         return schedule
 
-    def _count_canary(self, *, passed: bool, reason: Reason | None) -> None:
-        if self._runs_canaries and (passed or reason is Reason.CANARY_FAILED):
-            self._canaries[passed] += 1
+    def _count_canary(self, finding: Finding) -> None:
+        if finding.canary_passed is not None:
+            self._canaries[finding.canary_passed] += 1
 
     def _failed(self, event: Event, why: str) -> Event:
         """Note that a fresh process did not prove itself, with the last words of its log."""

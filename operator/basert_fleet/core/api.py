@@ -1,4 +1,4 @@
-"""The one schema: BasertPool, BasertWorker and BasertNode, as fleet files, Kubernetes and the rooms share them.
+"""The one schema: BasertPool and BasertWorker, as fleet files, Kubernetes and the rooms share them.
 
 Decides which settings exist, their bounds and their defaults; every description says what happens when one changes.
 A setting is in here only if some code honours it, and an unknown one is refused. Where a document stands in a file is
@@ -468,7 +468,6 @@ class WorkerSpec(ApiModel):
     server: ServerSpec
     resources: ResourcesSpec
     isolation: IsolationSpec
-    delivery: DeliverySpec
 
 
 class BasertWorker(ApiModel):
@@ -478,29 +477,6 @@ class BasertWorker(ApiModel):
     kind: Literal["BasertWorker"] = Field(default="BasertWorker")
     metadata: WorkerMetadata
     spec: WorkerSpec
-
-
-# --- BasertNode -------------------------------------------------------------------------------------------------------
-
-
-class NodeSpec(ApiModel):
-    """What a Mac gives to the fleet."""
-
-    memory: Quantity | None = Field(
-        default=None,
-        gt=0,
-        description="Memory that workers may use on this node; the placement never goes beyond it. Without it the "
-        "placement on this node is not limited.",
-    )
-
-
-class BasertNode(ApiModel):
-    """One Mac."""
-
-    api_version: Literal["fleet.basert.dev/v1alpha1"] = Field(default="fleet.basert.dev/v1alpha1")
-    kind: Literal["BasertNode"] = Field(default="BasertNode")
-    metadata: Metadata
-    spec: NodeSpec = Field(default_factory=NodeSpec)
 
 
 def template_hash(spec: PoolSpec | WorkerSpec) -> str:

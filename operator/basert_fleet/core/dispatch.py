@@ -46,6 +46,7 @@ __all__ = [
     "Assign",
     "CancelLease",
     "Dispatch",
+    "Dropped",
     "Effect",
     "Exclusion",
     "LeaseLost",
@@ -124,7 +125,15 @@ class LeaseLost:
     epoch: Epoch
 
 
-Effect: TypeAlias = Assign | Refuse | CancelLease | Retake | LeaseLost
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A lease that nobody wanted any more is gone without an end: forget it."""
+
+    worker: str
+    epoch: Epoch
+
+
+Effect: TypeAlias = Assign | Refuse | CancelLease | Retake | LeaseLost | Dropped
 Effects: TypeAlias = tuple[Effect, ...]
 
 
@@ -340,6 +349,8 @@ class Dispatch:
             if lease.wanted:
                 yield CancelLease(lease.worker, lease.epoch)
                 yield Retake(lease.place.request.id, lease.worker, lease.epoch)
+            else:  # its cancel was sent when the client left
+                yield Dropped(lease.worker, lease.epoch)
 
     def _expire(self, now: float) -> Iterator[Effect]:
         for place in self._waiting.take_expired(now):
@@ -434,7 +445,9 @@ class Dispatch:
         if lease is None:
             return ()
         self._end(lease, now)
-        return (LeaseLost(lease.place.request.id, worker, lease.epoch),) if lease.wanted else ()
+        if lease.wanted:
+            return (LeaseLost(lease.place.request.id, worker, lease.epoch),)
+        return (Dropped(worker, lease.epoch),)
 
     def _put_back(self, lease: Lease, now: float) -> None:
         """Let a request wait again whose lease never reached a process; its slot is in doubt and so out of use."""

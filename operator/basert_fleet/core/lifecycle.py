@@ -142,6 +142,9 @@ def advance(state: State, event: Event) -> Step:
         raise UnexpectedEvent(state, event) from None
 
 
+SPEC_CHANGED = "spec_changed"
+"""Why a process that served was replaced, beside the judge's reasons."""
+
 FIRST_BACKOFF_SECONDS = 0.5
 """Chosen: long enough that a crash loop costs little, short enough that one bad start is hardly seen."""
 LONGEST_BACKOFF_SECONDS = 60.0

@@ -212,7 +212,6 @@ class _Draft:
                 server=spec.server,
                 resources=spec.resources,
                 isolation=spec.isolation,
-                delivery=spec.delivery,
             ),
         )
 
@@ -223,7 +222,7 @@ class _Draft:
             worker = self._desired(worker_index(old), old.spec.node)
         else:
             model = self._spec.model.model_copy(update={"path": old.spec.model.path})
-            news = {"model": model, "isolation": self._spec.isolation, "delivery": self._spec.delivery}
+            news = {"model": model, "isolation": self._spec.isolation}
             worker = old.model_copy(update={"spec": old.spec.model_copy(update=news)})
         return WorkerView(worker, view.template, view.ready, view.stopped)
 
@@ -231,8 +230,7 @@ class _Draft:
 class _Ledger:
     """What each node still has to give while a plan is made.
 
-    A worker counts until it is known to have stopped, and with what its next process needs: that the memory of the one
-    before is back is what the agent waits for before it starts the next (C17).
+    A worker counts until it is known to have stopped, and with what its next process needs.
     """
 
     def __init__(self, nodes: Sequence[NodeView], views: Iterable[WorkerView]) -> None:

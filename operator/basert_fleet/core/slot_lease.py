@@ -12,7 +12,7 @@ from enum import Enum, auto
 from basert_fleet.core.epoch import Epoch
 
 
-class Answer(Enum):
+class LeaseAnswer(Enum):
     """What to do about a lease that arrived."""
 
     ACCEPT = auto()
@@ -63,12 +63,12 @@ class SlotLease:
         taken, self._offered = self._offered, None
         return taken
 
-    def lease(self, epoch: Epoch) -> Answer:
+    def lease(self, epoch: Epoch) -> LeaseAnswer:
         """Take a lease if it is for the offer that stands."""
         if epoch == self._offered:
             self._offered, self._leased, self._answered = None, epoch, epoch
-            return Answer.ACCEPT
-        return Answer.IGNORE if epoch == self._answered else Answer.REFUSE
+            return LeaseAnswer.ACCEPT
+        return LeaseAnswer.IGNORE if epoch == self._answered else LeaseAnswer.REFUSE
 
     def holds(self, epoch: Epoch) -> bool:
         """Say whether this very lease is in progress; a cancel for any other comes too late."""

@@ -60,9 +60,6 @@ class Peek:
     model: str | None
     """None when the client named none."""
     stream: bool
-    has_tools: bool
-    has_schema: bool
-    """Whether response_format asks for JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,21 +80,19 @@ class Prepared:
 
 
 def peek(body: bytes, content_type: str) -> Peek:
-    """Read what is needed to place a request.
+    """Read what is needed to place a request, and see that what decides about its answer has the right shape.
 
     Raises:
         InvalidRequest: it is no JSON object (or form), or a field that is read has the wrong type or occurs twice.
     """
     if multipart.is_form(content_type):
         form = _read_form(body, content_type)
-        return Peek(form.get("model"), stream=False, has_tools=False, has_schema=False)
+        return Peek(form.get("model"), stream=False)
     fields = _read_object(body)
-    return Peek(
-        model=_typed(fields, "model", TEXT),
-        stream=bool(_typed(fields, "stream", SWITCH)),
-        has_tools=_is_filled(fields, "tools") or _is_filled(fields, "functions"),
-        has_schema=_wants_json(fields),
-    )
+    for name in ("tools", "functions"):
+        _typed(fields, name, LIST)
+    _wants_json(fields)
+    return Peek(model=_typed(fields, "model", TEXT), stream=bool(_typed(fields, "stream", SWITCH)))
 
 
 def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TYPE) -> Prepared:
@@ -160,10 +155,6 @@ def _expected_tokens(endpoint: Endpoint, body: bytes) -> int | None:
 def _wants_json(fields: Mapping[str, msgspec.Raw]) -> bool:
     wanted = _typed(fields, "response_format", OBJECT)
     return wanted is not None and wanted.get("type") != "text"
-
-
-def _is_filled(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
-    return bool(_typed(fields, name, LIST))
 
 
 class _Key:

@@ -22,7 +22,13 @@ def page(traffic: Traffic, roster: Roster, now: float) -> dict[str, Any]:
         "pools": [_pool(pool, roster, now) for pool in traffic.pools],
         "workers": _workers(traffic, roster),
         "nodes": [
-            {"name": node.name, "connected": node.connected, "memoryBytes": node.memory_bytes} for node in roster.nodes
+            {
+                "name": node.name,
+                "connected": node.connected,
+                "version": roster.version_of(node.name),
+                "memoryBytes": node.memory_bytes,
+            }
+            for node in roster.nodes
         ],
     }
 

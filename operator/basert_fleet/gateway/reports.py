@@ -86,6 +86,8 @@ def _line(exchange: Exchange, epoch: Epoch, outcome: str, verdict: Verdict | Non
         verdict=verdict.kind.value if verdict is not None else "",
         reason=reason.value if reason is not None else None,
         drift=verdict.drift_tokens if verdict is not None else None,
+        prefix_reused=verdict is not None and verdict.prefix_reused,
+        finish=end.finish_reason if end is not None else None,
         prompt_tokens=end.prompt_tokens if end is not None else None,
         completion_tokens=end.completion_tokens if end is not None else None,
         queue_ms=round(exchange.waited_seconds * 1000, 3),

@@ -12,7 +12,7 @@ from basert_fleet.core.plan import NodeView
 from basert_fleet.gateway.planning import SERVING, Planner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from basert_fleet.core.api import BasertPool
     from basert_fleet.gateway.sessions import Session
@@ -39,10 +39,10 @@ class Roster:
         """Every node that has been seen, those that are away included."""
         return tuple(self._nodes.values())
 
-    @property
-    def sessions(self) -> Mapping[str, Session]:
-        """The live sessions, by node."""
-        return self._sessions
+    def version_of(self, node: str) -> str | None:
+        """Return the version of the node's agent, if it is connected."""
+        session = self._sessions.get(node)
+        return session.hello.version if session is not None else None
 
     def report_of(self, worker: str) -> WorkerStatus | None:
         """Return the worker's last status, if its agent is connected."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from basert_fleet.core.delivery import Deliver, Fail, FailStream, Next, Outcome, RunElsewhere, blames_request
-from basert_fleet.core.dispatch import Assign, CancelLease, LeaseLost, Priority, Refuse, Retake
+from basert_fleet.core.dispatch import Assign, CancelLease, Dropped, LeaseLost, Priority, Refuse, Retake
 from basert_fleet.core.lifecycle import State
 from basert_fleet.core.refusals import CrashLedger
 from basert_fleet.gateway import reports
@@ -68,9 +68,6 @@ class _Running:
     epoch: Epoch
     accepted: bool = False
     early_head: asyncio.TimerHandle | None = None
-
-    def is_before(self, epoch: Epoch) -> bool:
-        return epoch.incarnation == self.epoch.incarnation and epoch.is_newer_than(self.epoch)
 
     def stop_timer(self) -> None:
         if self.early_head is not None:
@@ -247,8 +244,6 @@ class Traffic:
         else:
             self._slots[offer.worker] = _Slot(session, pool)
         self._perform(pool, pool.dispatch.offer(offer.worker, offer.epoch, self._loop.time(), served=offer.served))
-        if running is not None and self._running.get(offer.worker) is running and running.is_before(offer.epoch):
-            self._forget_lease(offer.worker)  # nobody wanted it any more, so dispatch had nothing to say of it
 
     def withdrawn(self, session: Session, withdraw: Withdraw) -> None:
         """Take a slot out of use."""
@@ -283,8 +278,6 @@ class Traffic:
         for pool in {slot.pool.name: slot.pool for _, slot in lost}.values():
             workers = [worker for worker, slot in lost if slot.pool is pool]
             self._perform(pool, pool.dispatch.agent_lost(workers, self._loop.time()))
-            for worker in workers:
-                self._forget_lease(worker)  # those that nobody wanted any more; dispatch had nothing to say of them
             self._forget_retired(pool)
 
     def _accepted(self, running: _Running) -> None:
@@ -356,8 +349,9 @@ class Traffic:
                     self._conclude(pool, exchange, outcome_of(failure.code))
                 case CancelLease() as cancel:
                     self._running[cancel.worker].session.send(Cancel(cancel.worker, cancel.epoch))
-                case Retake() as retake:
-                    self._forget_lease(retake.worker)
+                case Retake() | Dropped() as over:
+                    self._forget_lease(over.worker)
+                    self._forget_retired(pool)
                 case LeaseLost() as lost:
                     due.extend(self._lost(pool, lost))
         self._wake_for(pool)

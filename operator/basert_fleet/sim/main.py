@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ORPHAN_SECONDS = 600  # chosen: a forked child that nobody kills ends itself then
 BACKLOG = 128
-FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -104,7 +104,7 @@ STALE_FRAMES = _counter(
 )  # fmt: skip
 CANARIES = _counter(
     "canaries",
-    "Known tool calls that workers had to make. A failed one has recycled its worker and opened a doubt window.",
+    "Known tool calls that workers had to make. A failed one has recycled its worker.",
     "pool", "result",
 )  # fmt: skip
 RECYCLES = _counter(

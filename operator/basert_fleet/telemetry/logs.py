@@ -32,6 +32,9 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     drift: int | None
     """Tokens."""
+    prefix_reused: bool
+    """The engine reported a fraction of the prompt: it went on from the prefix of the request before."""
+    finish: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
     queue_ms: float

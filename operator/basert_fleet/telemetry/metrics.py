@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from basert_fleet.core.delivery import Part
+from basert_fleet.core.lifecycle import SPEC_CHANGED
 from basert_fleet.core.verdict import KIND_OF_REASON, Reason, Verdict, VerdictKind
 from basert_fleet.telemetry import definitions
 from basert_fleet.telemetry.gauges import FleetGauges, GaugeCollector
@@ -25,7 +26,7 @@ NO_REASON = ""
 NO_POOL = ""
 """The pool label of a request that came to none."""
 UNKNOWN_ENGINE = ""
-"""The engine label of a lease whose worker has not told its engine's version."""
+"""The engine label of a lease whose worker has not told its engine."""
 
 
 class Metrics:
@@ -110,12 +111,13 @@ class PoolMetrics:
         }
         self._leases: dict[tuple[str, Reason | None], Counter] = {}
         self.declare_engine(UNKNOWN_ENGINE)
+        metrics.recycles.labels(pool, SPEC_CHANGED)
         for reason, kind in KIND_OF_REASON.items():
             if kind is VerdictKind.CONTAMINATED:
                 metrics.recycles.labels(pool, reason.value)
 
     def declare_engine(self, engine: str) -> None:
-        """Export the lease counters of an engine's version at 0; a known version is left alone."""
+        """Export the lease counters of an engine's program at 0; a known one is left alone."""
         if (engine, None) in self._leases:
             return
         self._leases[engine, None] = self._metrics.leases.labels(self._pool, engine, VerdictKind.CLEAN.value, NO_REASON)
