@@ -8,7 +8,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 	--custom-compile-command "make lock" $(LOCK_OPTIONS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test e2e lint fmt lock clean
+.PHONY: help install demo test e2e bench lint fmt lock clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ test: install ## Run all tests but the end-to-end ones; the decisions need 95 % 
 
 e2e: install ## Run the end-to-end tests: real processes, real sockets
 	$(BIN)/pytest tests/e2e
+
+bench: install ## Measure beside HAProxy (Linux, Go and haproxy; BENCH_QUICK=1: a minute, and the docs stay)
+	$(BIN)/python -m benchmarks $(if $(BENCH_QUICK),--quick)
 
 lint: install ## Check style, types, layers, duplicates and locks
 	$(BIN)/ruff check

@@ -1,0 +1,3 @@
+module basert-fleet/benchmarks/backend
+
+go 1.22

@@ -1,0 +1,3 @@
+module basert-fleet/benchmarks/load
+
+go 1.22
