@@ -51,15 +51,18 @@ def test_a_failure_is_told_with_its_reason() -> None:
 
 
 def test_a_reason_is_not_repeated_while_it_stays_the_same() -> None:
-    """A worker that cannot start is told with one long line, and then briefly; another reason is news again."""
+    """A worker that cannot start is told with one long line, and then briefly; another reason is news again.
+
+    Each attempt has another port, which makes no other reason of it.
+    """
     told = Told()
-    for message in ("status 1", "status 1", "status 2"):
+    for message in ("status 1 on port 1", "status 1 on port 2", "status 2 on port 3"):
         told.goes_through(State.STARTING, State.STOPPING, State.BACKOFF, message=message)
-    told.goes_through(State.FATAL, message="status 2")
+    told.goes_through(State.FATAL, message="status 2 on port 3")
     assert told.lines == [
-        "qwen-0 starts", "qwen-0 is being stopped: status 1", "qwen-0 failed, and is tried again soon",
+        "qwen-0 starts", "qwen-0 is being stopped: status 1 on port 1", "qwen-0 failed, and is tried again soon",
         "qwen-0 starts", "qwen-0 is being stopped", "qwen-0 failed, and is tried again soon",
-        "qwen-0 starts", "qwen-0 is being stopped: status 2", "qwen-0 failed, and is tried again soon",
+        "qwen-0 starts", "qwen-0 is being stopped: status 2 on port 3", "qwen-0 failed, and is tried again soon",
         "qwen-0 is given up until the fleet file changes",
     ]  # fmt: skip
 

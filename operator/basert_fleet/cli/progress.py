@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ WITHOUT_REASON = (State.STARTING, State.STOPPED)
 """A message that comes with these is about what was before."""
 
 
+PORT = re.compile(r"\bport \d+")
+"""Each attempt has another one, which makes no reason a new one."""
+
+
 class Progress:
     """Turns what agents report into lines."""
 
@@ -56,11 +61,12 @@ class Progress:
     def _news(self, status: WorkerStatus) -> str:
         """Return a reason that differs from the last one told; whoever becomes ready starts over."""
         before = self._reasons.get(status.worker, "")
+        reason = PORT.sub("port", status.message)
         if status.phase == State.READY:
-            self._reasons[status.worker] = status.message
-        if status.phase in WITHOUT_REASON or status.message in ("", before):
+            self._reasons[status.worker] = reason
+        if status.phase in WITHOUT_REASON or reason in ("", before):
             return ""
-        self._reasons[status.worker] = status.message
+        self._reasons[status.worker] = reason
         return f": {status.message}"
 
     def pools(self, observed: Iterable[Mapping[str, Any]]) -> None:
