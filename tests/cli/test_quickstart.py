@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from basert_fleet.cli.fleetfile import read_pools
+from basert_fleet.gateway.auth import read_keys
 from support.seed import called
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,22 @@ def test_the_quickstarts_fleet_file_is_the_example() -> None:
     """What a person copies from the page is what lies in examples/."""
     example = (ROOT / "examples" / "fleet.yaml").read_bytes()
     assert read_pools(block("yaml", "apiVersion").encode(), "page") == read_pools(example, "example")
+
+
+def test_the_emulators_fleet_answers_to_the_quickstarts_model() -> None:
+    """Without a Mac the page's requests work as they stand, on the example that it names."""
+    (pool,) = read_pools((ROOT / "examples" / "emulator.yaml").read_bytes(), "example")
+    asked = set(re.findall(r'"?model"?[:=] ?"([^"]+)"', QUICKSTART))
+    assert asked == {"qwen"} <= {pool.spec.model.name, *pool.spec.model.aliases}
+
+
+@pytest.mark.parametrize("page", ["quickstart.md", "http.md"])
+def test_the_pages_keys_files_are_right(page: str) -> None:
+    """What a person copies as a keys file is taken, and lets in nobody who has no key."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = re.search(r"^```yaml\n(keys:.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    assert read_keys(found[1].encode(), page).find(None) is None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

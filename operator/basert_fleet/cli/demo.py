@@ -32,7 +32,7 @@ from basert_fleet.engine.canary import CHAT_PATH, lookup_key_request
 SEQUENTIAL = 24
 """Chosen: six for each worker of the fleet, so that some of them meet the fault, which takes five reuses in a row."""
 SHAPES = seed_shapes(MODEL, sequential=SEQUENTIAL, concurrency=DEFAULT_CONCURRENCY)
-HEADS = ("shape", "requests", "bare worker", "fleet", "bare s", "fleet s")
+HEADS = ("shape", "requests", "bare worker", "fleet", "bare seconds", "fleet seconds")
 NUMBERS = frozenset({1, 2, 3, 4, 5})
 STDIN = 0
 """The descriptor: it may be closed, and then there is no sys.stdin."""

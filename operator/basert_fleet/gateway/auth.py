@@ -4,7 +4,7 @@ The file holds hashes only, so that reading it gives nobody a key:
 
     keys:
       - name: ci
-        sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae   # printf %s "$KEY" | sha256sum
+        sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae   # printf %s "$KEY" | shasum -a 256
         tenant: build
         weight: 2
         priorities: [normal, low]
