@@ -40,7 +40,7 @@ async def test_a_crash_ends_the_attempt_and_the_next_process_serves(tmp_path: Pa
         front.want_pool(pool_document())
         epoch = await front.lease(chat("[[crash]]"))
         end = await front.end(epoch)
-        assert end.outcome is Outcome.WORKER_LOST
+        assert end.outcome is Outcome.CRASHED
         assert "SIG" in end.error
         after, _ = await front.ask("after-crash")
         assert (after.outcome, after.epoch.generation) == (Outcome.RELEASED, 2)

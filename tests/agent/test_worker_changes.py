@@ -8,23 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from basert_fleet.core.api import BasertPool, BasertWorker
 from basert_fleet.core.delivery import Outcome
-from basert_fleet.core.plan import NodeView, WorkerView, plan
 from basert_fleet.engine.canary import lookup_key_request
 from basert_fleet.wire.messages import WorkerStatus
-from support.desk import Desk, desk, pool_document, stopped
+from support.desk import Desk, desk, pool_document, replanned, stopped
 
 SLOW = ("--sim-startup", "0.3", "--sim-tokens-per-second", "400")
 ENDLESS = json.dumps(
     {"model": "m", "messages": [{"role": "user", "content": "[[len=2000]]"}], "max_tokens": 2000, "stream": True}
 ).encode()
-
-
-def replanned(pool: BasertPool, workers: list[BasertWorker]) -> list[BasertWorker]:
-    """Return the same workers as a changed pool wants them at once, whether they serve or not."""
-    views = [WorkerView(worker) for worker in workers]
-    return list(plan([pool], [NodeView("mac-1", None, connected=True)], views).workers)
 
 
 def pids(front: Desk) -> set[int]:
@@ -92,11 +84,13 @@ async def test_an_older_wish_is_ignored(tmp_path: Path) -> None:
     """Only a newer revision is obeyed (promise 5): a late copy of an old one stops nothing."""
     async with desk(tmp_path) as front:
         (worker,) = front.want_pool(pool_document())
+        front.want(worker)
         await front.phase("READY")
         front.forget_revision()
         front.want(stopped(worker))
-        front.want(worker)
-        assert (await front.ask("still-there"))[0].epoch.generation == 1
+        for key in ("leased-with-it", "offered-after-it"):
+            assert (await front.ask(key))[0].epoch.generation == 1
+        assert "DRAINING" not in front.phases()
 
 
 async def test_a_worker_that_is_not_listed_stays(tmp_path: Path) -> None:

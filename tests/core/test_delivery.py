@@ -114,6 +114,7 @@ def after(*ends: tuple[Outcome, Verdict], max_attempts: int = 3, released: Part 
     return following
 
 
+CRASHED = (Outcome.CRASHED, Verdict.because(Reason.SERVER_RESTARTED))
 LOST = (Outcome.WORKER_LOST, Verdict.because(Reason.SERVER_RESTARTED))
 SWALLOWED = (Outcome.SWALLOWED, Verdict.because(Reason.NO_PROOF_OF_IDLE))
 CONTAMINATED = (Outcome.WITHHELD, DRIFT)
@@ -134,7 +135,7 @@ def test_a_whole_response_that_went_out_is_delivered(outcome: Outcome) -> None:
     assert after((outcome, DRIFT), released=Part.WHOLE) == Deliver()
 
 
-@pytest.mark.parametrize("end", [LOST, AWAY, SWALLOWED, CONTAMINATED, SUSPECT, SILENT])
+@pytest.mark.parametrize("end", [CRASHED, LOST, AWAY, SWALLOWED, CONTAMINATED, SUSPECT, SILENT])
 def test_a_first_failure_runs_elsewhere(end: tuple[Outcome, Verdict]) -> None:
     """One bad attempt is invisible to the client, also after only a role went out."""
     for released in (None, Part.OPENING):
@@ -217,7 +218,8 @@ def test_a_doubted_process_that_fails_after_all_is_excluded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "blamed"), [(LOST, True), (SWALLOWED, True), (SUSPECT, True), (CONTAMINATED, False), (SILENT, False)]
+    ("end", "blamed"),
+    [(CRASHED, True), (LOST, True), (SWALLOWED, True), (SUSPECT, True), (CONTAMINATED, False), (SILENT, False)],
 )
 def test_whose_doing_a_workers_next_minutes_are(end: tuple[Outcome, Verdict], blamed: bool) -> None:
     """A tenant pays for the tests that its requests cause, not for an engine that mixes users up."""
@@ -257,14 +259,14 @@ def test_attempts_are_three(end: tuple[Outcome, Verdict]) -> None:
 
 def test_two_crashes_blame_the_request() -> None:
     """A body that took two processes down does not reach a third, although attempts are left."""
-    failed = after(LOST, LOST)
+    failed = after(CRASHED, CRASHED)
     assert isinstance(failed, Fail)
     assert failed.code == "request_refused"
 
 
 def test_a_crash_between_other_failures_is_no_blame() -> None:
     """Only crashes add up to a refusal."""
-    failed = after(SWALLOWED, CONTAMINATED, LOST)
+    failed = after(LOST, CONTAMINATED, CRASHED)
     assert isinstance(failed, Fail)
     assert failed.code == "worker_lost"
 
@@ -304,6 +306,7 @@ def test_an_engines_own_error_runs_elsewhere_once() -> None:
 PROCESSES = [("chat-0", 1), ("chat-0", 2), ("chat-1", 1), ("chat-1", 2)]
 RETRIED = [
     Outcome.WITHHELD,
+    Outcome.CRASHED,
     Outcome.WORKER_LOST,
     Outcome.SWALLOWED,
     Outcome.AGENT_LOST,
@@ -341,7 +344,7 @@ def test_a_request_always_comes_to_an_end(
         for part in parts:
             attempts.released(part)
         visible = visible or bool(set(parts) - {Part.OPENING})
-        crashes += outcome is Outcome.WORKER_LOST
+        crashes += outcome is Outcome.CRASHED
         given_reasons.add(verdict.reason)
         following = attempts.ended(outcome, verdict, status=status)
         if isinstance(following, RunElsewhere):

@@ -20,6 +20,7 @@ from basert_fleet.core.isolation import (
     Probe,
     judge,
     next_check,
+    used_by_others,
 )
 from basert_fleet.core.verdict import KIND_OF_REASON, Reason, Verdict, VerdictKind
 
@@ -287,3 +288,18 @@ def test_leases_that_say_nothing_of_drift_leave_its_trust_alone(verdict: Verdict
         trust.judged("chat-0", generation, DRIFT)
     trust.judged("chat-0", 4, verdict)
     assert trust.unusable
+
+
+@pytest.mark.parametrize(
+    ("before", "used"),
+    [
+        (Probe(False, 275, 275), False),
+        (Probe(False, 0, 0), False),
+        (Probe(False, 11, 11), True),
+        (Probe(False, 300, 300), True),
+        (Probe(True, 275, 275), True),
+    ],
+)
+def test_what_an_idle_slots_counters_tell(before: Probe, used: bool) -> None:
+    """Any change is somebody else's request, but for the engine's reset to zero."""
+    assert used_by_others(Probe(False, 275, 275), before) is used

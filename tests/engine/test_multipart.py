@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from basert_fleet.engine.multipart import MAX_FIELD_BYTES, MAX_PARTS
+from basert_fleet.engine.multipart import MAX_FIELD_BYTES, MAX_PARTS, MalformedForm, canonical
 from basert_fleet.engine.request import InvalidRequest, Peek, peek, prepare
 
 FORM = 'multipart/form-data; boundary="b0"'
@@ -63,3 +63,18 @@ def test_malformed_form_is_refused(body, content_type):
         peek(body, content_type)
     with pytest.raises(InvalidRequest):
         prepare("/v1/audio/transcriptions", body, "r", content_type)
+
+
+@pytest.mark.parametrize("given", [
+    'multipart/form-data;\tboundary=b; charset="\xa0"', "multipart/form-data; boundary=b", 'Multipart/Form-Data;boundary="b"',
+])  # fmt: skip
+def test_a_forms_content_type_is_written_anew(given):
+    """Nothing that a client wrote around the boundary reaches a header line of ours."""
+    assert canonical(given) == 'multipart/form-data; boundary="b"'
+
+
+@pytest.mark.parametrize("given", ["multipart/form-data", "multipart/form-data; boundary=\xa0\xa0"])
+def test_a_boundary_that_no_header_can_hold_is_refused(given):
+    """Such a form cannot be forwarded."""
+    with pytest.raises(MalformedForm):
+        canonical(given)

@@ -36,7 +36,7 @@ def by_turns(*turns):
 def crash(agent: ScriptedAgent, lease) -> None:
     """Begin a stream, and die before anything of it could be seen."""
     agent.begin(lease)
-    agent.end(lease, Outcome.WORKER_LOST, Verdict.because(Reason.SERVER_RESTARTED))
+    agent.end(lease, Outcome.CRASHED, Verdict.because(Reason.SERVER_RESTARTED))
     agent.settle(lease, new_process=True)
 
 

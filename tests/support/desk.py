@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from basert_fleet.agent.agent import Agent
 from basert_fleet.agent.state import StateDirectory
 from basert_fleet.core.api import BasertPool, BasertWorker, WorkerState
 from basert_fleet.core.delivery import VerifyMode
 from basert_fleet.core.epoch import Epoch
-from basert_fleet.core.plan import NodeView, plan
+from basert_fleet.core.plan import NodeView, WorkerView, plan
 from basert_fleet.core.verdict import Reason
 from basert_fleet.engine.canary import CHAT_PATH, lookup_key_request
 from basert_fleet.telemetry.logs import make_logger
@@ -35,6 +37,7 @@ from basert_fleet.wire.messages import (
 
 PATIENCE_SECONDS = 60.0  # a backstop, never waited for in full
 NODE = "mac-1"
+MODEL = "Qwen/Qwen3.6-35B-A3B"
 SIM = [sys.executable, "-m", "basert_fleet.sim"]
 
 
@@ -47,7 +50,7 @@ def pool_document(*sim_options: str, replicas: int = 1, journal: Path | None = N
             "kind": "BasertPool",
             "metadata": {"name": "qwen"},
             "spec": {
-                "model": {"name": "Qwen/Qwen3.6-35B-A3B", "path": "model.base"},
+                "model": {"name": MODEL, "path": "model.base"},
                 "replicas": replicas,
                 "server": {"command": SIM, "args": [*sim_options, *journal_options]},
                 **spec,
@@ -56,16 +59,22 @@ def pool_document(*sim_options: str, replicas: int = 1, journal: Path | None = N
     )
 
 
+def chat(content: str, **more: Any) -> bytes:
+    """Return a plain chat request."""
+    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content}], **more}).encode()
+
+
 class Desk:
     """What the agent sent, and ways to answer it."""
 
-    def __init__(self) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
         self.received: list[ToGateway] = []
         self.statuses: dict[str, WorkerStatus] = {}
         self.offers: dict[str, Epoch] = {}
         self._news = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.link: memory.MemoryLink[ToAgent] | None = None
+        self._link: memory.MemoryLink[ToAgent] | None = None
         self._revision = 0
 
     def message_received(self, message: ToGateway) -> None:
@@ -91,9 +100,20 @@ class Desk:
         async with self._news:
             self._news.notify_all()
 
+    def dial(self) -> None:
+        """Let the agent introduce itself on a new link."""
+        self._link, to_desk = memory.connect(self, self._agent)
+        self._agent.bind(to_desk)
+
+    def cut(self) -> None:
+        """Lose the link. What was offered on it is worth nothing any more."""
+        assert self._link is not None
+        self._link.close()
+        self.offers.clear()
+
     def send(self, message: ToAgent) -> None:
-        assert self.link is not None
-        self.link.send(message)
+        assert self._link is not None
+        self._link.send(message)
 
     def want(self, *workers: BasertWorker) -> None:
         self._revision += 1
@@ -142,6 +162,14 @@ class Desk:
     def cancel(self, epoch: Epoch, worker: str = "qwen-0") -> None:
         self.send(Cancel(worker, epoch))
 
+    async def begun(self, epoch: Epoch) -> None:
+        """Wait for the first piece of a lease's response."""
+        await self.until(lambda: any(isinstance(m, Body) and m.epoch == epoch for m in self.received))
+
+    def phases(self) -> list[str]:
+        """Return every phase that was reported, in order."""
+        return [message.phase for message in self.received if isinstance(message, WorkerStatus)]
+
     def body(self, epoch: Epoch) -> bytes:
         return b"".join(m.data for m in self.received if isinstance(m, Body) and m.epoch == epoch)
 
@@ -157,23 +185,32 @@ class Desk:
 
     async def ask(self, key: str, **lease: object) -> tuple[End, bytes]:
         """Run the seed's request and return its end and what was released."""
-        epoch = await self.lease(lookup_key_request(key, "Qwen/Qwen3.6-35B-A3B"), **lease)  # type: ignore[arg-type]
+        epoch = await self.lease(lookup_key_request(key, MODEL), **lease)  # type: ignore[arg-type]
         return await self.end(epoch), self.body(epoch)
 
 
 @asynccontextmanager
 async def desk(state: Path) -> AsyncIterator[Desk]:
     """Run a real agent against a desk; afterwards none of its processes is left."""
-    front = Desk()
     agent = Agent(NODE, StateDirectory(state), version="test", log=make_logger(io.BytesIO()))
-    front.link, link = memory.connect(front, agent)
-    agent.bind(link)
+    front = Desk(agent)
+    front.dial()
     try:
         yield front
     finally:
         await agent.close()
 
 
+def edited(worker: BasertWorker, **spec: object) -> BasertWorker:
+    """Return the worker's document with other values in its spec, and the same template."""
+    return worker.model_copy(update={"spec": worker.spec.model_copy(update=spec)})
+
+
 def stopped(worker: BasertWorker) -> BasertWorker:
     """Return the document by which this worker is asked to stop."""
-    return worker.model_copy(update={"spec": worker.spec.model_copy(update={"state": WorkerState.STOPPED})})
+    return edited(worker, state=WorkerState.STOPPED)
+
+
+def replanned(pool: BasertPool, workers: list[BasertWorker]) -> list[BasertWorker]:
+    """Return the same workers as a changed pool wants them at once, whether they serve or not."""
+    return list(plan([pool], [NodeView(NODE, None, connected=True)], [WorkerView(worker) for worker in workers]).workers)

@@ -50,6 +50,7 @@ class Fleet:
         self.ops_url = f"http://127.0.0.1:{ops_port}"
         self.file = folder / "fleet.yaml"
         self.journal_path = folder / "journal.jsonl"
+        self._expected_status = 0
         self._ops = httpx.AsyncClient(base_url=self.ops_url, timeout=PATIENCE_SECONDS)
 
     async def observed(self) -> dict[str, Any]:
@@ -109,13 +110,17 @@ class Fleet:
         """Return the processes that the fleet has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    async def stop(self) -> int:
-        """End the fleet as an operator does; return its exit status."""
+    def expect_status(self, status: int) -> None:
+        """Say how this fleet's process ends, if not well."""
+        self._expected_status = status
+
+    async def stop(self) -> bool:
+        """End the fleet as an operator does; say whether it ended as expected."""
         await self._ops.aclose()
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self.process.wait()
+            return await self.process.wait() == self._expected_status
 
 
 def free_ports(count: int) -> list[int]:
@@ -146,9 +151,8 @@ async def fleet(folder: Path, *pools: dict[str, Any], keys: str = "") -> AsyncIt
     try:
         await running.ready(sum(document["spec"]["replicas"] for document in pools))
         yield running
-        family = running.children()
-        status = await running.stop()
-        assert status == 0, f"exit status {status}: {running.log()[-3000:]}"
+        family = running.children() if process.returncode is None else []
+        assert await running.stop(), f"exit status {process.returncode}: {running.log()[-3000:]}"
         left = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
         assert left == [], f"left behind: {left}"
     finally:

@@ -11,7 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from basert_fleet.agent.node import allocatable_bytes
 from basert_fleet.agent.processes import kill_leftover
-from basert_fleet.agent.state import SlotAlreadyHeld, SlotRecord, StateDirectory, StateUnusable, boot_time
+from basert_fleet.agent.state import SlotAlreadyHeld, SlotRecord, StateDirectory, StateUnusable
 from basert_fleet.agent.worker import Worker
 from basert_fleet.agent.worker_log import rotate
 from basert_fleet.core.api import BasertWorker
@@ -25,7 +25,10 @@ HOUSEKEEPING_SECONDS = 10.0
 
 
 class Agent:
-    """One node's workers, under one gateway. After `close` no process that it started is left."""
+    """One node's workers, under one gateway. After `close` no process that it started is left.
+
+    Making one takes its state directory over, and ends the processes that an earlier agent left there.
+    """
 
     def __init__(self, node: str, state: StateDirectory, *, version: str, log: FilteringBoundLogger) -> None:
         self._node, self._state, self._version, self._log = node, state, version, log
@@ -39,6 +42,7 @@ class Agent:
         """By pool and template: what is known of a build's counters says nothing about another's."""
         self._revision = 0
         self._housekeeping: asyncio.Task[None] | None = None
+        self._end_leftovers()
 
     # --- the link
 
@@ -121,7 +125,6 @@ class Agent:
         except (SlotAlreadyHeld, StateUnusable) as error:
             self._give_up(document, str(error))
             return
-        self._end_leftover(document.metadata.name, record)
         self._start_worker(document, record)
 
     def _start_worker(self, document: BasertWorker, record: SlotRecord) -> None:
@@ -148,13 +151,25 @@ class Agent:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             for name in list(self._workers):
-                await asyncio.to_thread(rotate, self._state.logs / f"{name}.log")
+                try:
+                    await asyncio.to_thread(rotate, self._state.logs / f"{name}.log")
+                except OSError as error:
+                    self._log.warning("worker log not bounded", worker=name, error=str(error))
 
-    def _end_leftover(self, name: str, record: SlotRecord) -> None:
-        """End what an earlier agent left: only one that lives may be offered, and nobody knows what it is doing."""
-        left = record.read()
-        if left is not None and left.boot == boot_time() and kill_leftover(left.pid, left.created):
-            self._log.warning("leftover process killed", worker=name, pid=left.pid, settled=left.settled)
+    def _end_leftovers(self) -> None:
+        """End what an earlier agent left, wanted or not: nobody knows what it is doing, so it may not be offered.
+
+        A slot that another agent holds is that agent's.
+        """
+        for name in self._state.slots():
+            try:
+                record = self._state.open_slot(name)
+            except (SlotAlreadyHeld, StateUnusable):
+                continue
+            left = record.read()
+            if left is not None and left.is_of_this_boot and kill_leftover(left.pid, left.created):
+                self._log.warning("leftover process killed", worker=name, pid=left.pid, settled=left.settled)
+            record.close()
 
     def _ended(self, worker: Worker, task: asyncio.Task[None]) -> None:
         """Take a worker out whose loop ended; one that ended by itself met a bug, and stays visible as FATAL."""

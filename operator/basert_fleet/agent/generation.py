@@ -87,6 +87,8 @@ class Execution:
     ended: Ended
     detail: str
     """For a person: why it did not complete."""
+    died: bool
+    """Whether the process ended by itself meanwhile, and not because it was killed for want of a proof."""
     idle_proven: bool
     after: Probe | None
     """The probe that proved it; None if none did."""
@@ -185,9 +187,10 @@ class Generation:
         return self._conclude()
 
     def _conclude(self) -> Execution:
+        died = self._process.exited.done()
         proven = self._step is Step.IDLE and self._record_settled()
         detail = self._detail
-        if self._process.exited.done():  # often known only after its connection broke
+        if died:  # often known only after its connection broke
             detail = f"the process {self._process.describe_exit()}" + (f": {detail}" if detail else "")
         if proven:
             self._line.remember(self._after)
@@ -197,6 +200,7 @@ class Generation:
         return Execution(
             ended=self._ended or Ended.LOST,
             detail=detail,
+            died=died,
             idle_proven=proven,
             after=self._after if proven else None,
             sent_at=self._sent_at,

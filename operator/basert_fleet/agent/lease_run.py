@@ -13,8 +13,8 @@ from basert_fleet.agent.slot import Slot
 from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.calibration import Ending, Probe
 from basert_fleet.core.delivery import Outcome, releases
-from basert_fleet.core.isolation import Check, Evidence, judge, next_check
-from basert_fleet.core.verdict import Verdict, VerdictKind
+from basert_fleet.core.isolation import Check, Evidence, judge, next_check, used_by_others
+from basert_fleet.core.verdict import Reason, Verdict, VerdictKind
 from basert_fleet.engine.request import InvalidRequest, prepare
 from basert_fleet.engine.response import ResponseFacts
 from basert_fleet.wire.messages import Body, End, Head, Lease
@@ -25,6 +25,8 @@ OUTCOME_OF = {
     Ended.SWALLOWED: Outcome.SWALLOWED,
     Ended.LOST: Outcome.WORKER_LOST,
 }
+
+CLEAN = Verdict(VerdictKind.CLEAN)
 
 Send = Callable[[Head | Body | End], None]
 
@@ -68,10 +70,12 @@ class LeaseRun:
         before = await slot.probe_before_lease()
         if self._cancelled:
             return self._not_sent(Outcome.CANCELLED, "")
+        if before is not None and used_by_others(settled, before):
+            return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.FOREIGN_TRAFFIC))
         response = Response(lease, prepared, self._send)
         self._generation = slot.begin(
             lease.path,
-            lease.content_type,
+            prepared.content_type,
             prepared.body,
             timeout_seconds=lease.timeout_seconds,
             worker=self._worker,
@@ -105,6 +109,8 @@ class LeaseRun:
         self, execution: Execution, response: Response, facts: ResponseFacts | None, verdict: Verdict
     ) -> tuple[Outcome, str]:
         """Release what may be released; return how the attempt ended, and why if it failed."""
+        if execution.died:
+            return Outcome.CRASHED, execution.detail
         if execution.ended is not Ended.COMPLETE:
             return OUTCOME_OF[execution.ended], execution.detail
         broken = _broken(facts)
@@ -135,11 +141,11 @@ class LeaseRun:
             )
         )
 
-    def _not_sent(self, outcome: Outcome, error: str) -> Settled:
+    def _not_sent(self, outcome: Outcome, error: str, verdict: Verdict = CLEAN) -> Settled:
         """End a lease of which the engine never saw a byte."""
-        verdict = Verdict(VerdictKind.CLEAN)
         self._send(End(self._lease.worker, self._lease.epoch, outcome, verdict, error=error))
-        return Settled(verdict=verdict, check=Check.NONE, alive=True, sent=False)
+        check = next_check(verdict, policy_of(self._worker))
+        return Settled(verdict=verdict, check=check, alive=True, sent=False)
 
 
 def _evidence(

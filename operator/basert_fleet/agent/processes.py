@@ -78,14 +78,14 @@ class Child:
 
     def listens_on(self, port: int) -> bool:
         """Say whether this process, or one that it forked, listens on the port; a stranger there is not ready (C13)."""
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
             return _listens(process, port) or any(_listens(child, port) for child in process.children(recursive=True))
         return False
 
     def stopped(self) -> bool:
         """Say whether the process was halted by a signal, so that waiting for it is pointless."""
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error, OSError):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
         return False
 
@@ -93,7 +93,7 @@ class Child:
         """Return what the process and its children have used so far; zeros once they are gone."""
         cpu, resident = 0.0, 0
         for process in self._family():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            with contextlib.suppress(psutil.Error, OSError):
                 times = process.cpu_times()
                 cpu += times.user + times.system
                 resident += process.memory_info().rss
@@ -101,16 +101,16 @@ class Child:
 
     def kill_group(self) -> None:
         """Send SIGKILL to the process, its group, and children that left the group. Never waits, never fails."""
-        self._remember_strays()
+        self.remember_family()
         _signal_group(self.pid, signal.SIGKILL)
         for stray in self._strays:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error, OSError):
                 stray.kill()
 
     async def _ask(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal that a process may heed, and give it time to: SIGUSR1 drains, SIGTERM exits at once."""
         if self.alive:
-            self._remember_strays()
+            self.remember_family()
             _signal_group(self.pid, number)
             await asyncio.wait({self.exited}, timeout=seconds)
 
@@ -137,14 +137,18 @@ class Child:
         await self.gone()
 
     def _family(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
             return [process, *process.children(recursive=True)]
         return []
 
-    def _remember_strays(self) -> None:
-        # A child that made a session of its own is outside the group, and loses its parent with our kill (C14).
-        self._strays += [process for process in self._family() if process.pid != self.pid]
+    def remember_family(self) -> None:
+        """Note which processes it has forked so far.
+
+        One that made a session of its own is outside the group, and can be found only while its parent lives (C14).
+        """
+        known = set(self._strays)
+        self._strays += [process for process in self._family() if process.pid != self.pid and process not in known]
 
 
 async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Child:
@@ -199,13 +203,13 @@ def free_port(host: str) -> int:
 
 
 def _created(pid: int) -> float:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.Error, OSError):
         return psutil.Process(pid).create_time()
     return 0.0
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+    with contextlib.suppress(psutil.Error, OSError):
         return any(
             connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
             for connection in process.net_connections("tcp")
@@ -214,7 +218,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
 
 
 def _exists(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.Error, OSError):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
@@ -234,6 +238,6 @@ def _group_exists(group: int) -> bool:
 
 def _in_group(process: psutil.Process, group: int) -> bool:
     """Say whether a process is a living member: a zombie awaits its own parent and holds nothing."""
-    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.Error, OSError):
         return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
     return False

@@ -73,6 +73,15 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     settled: bool
     """False from just before a generation is sent until it is proven to have ended."""
 
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the machine has run ever since; a step of its clock moves the time of its boot a little."""
+        return abs(self.boot - boot_time()) < BOOT_TOLERANCE_SECONDS
+
+
+BOOT_TOLERANCE_SECONDS = 30.0
+"""Chosen: more than clocks are stepped by, less than a Mac needs to boot and start an agent."""
+
 
 @dataclass(slots=True)
 class SlotRecord:
@@ -137,6 +146,10 @@ class StateDirectory:
                 folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise StateUnusable(directory, error) from error
+
+    def slots(self) -> list[str]:
+        """Return the names of all slots that an agent has ever had here."""
+        return sorted(path.name for path in self._slots.iterdir() if path.is_file())
 
     def open_slot(self, slot: str) -> SlotRecord:
         """Lock a slot and open its record.

@@ -34,6 +34,8 @@ DRAIN_SECONDS = 5.0
 """How long an idle process may take to exit by itself once asked; it has nothing left to finish."""
 REAP_SECONDS = 5.0
 """How long a killed process may take to be gone; the kernel needs milliseconds, a swapping machine more."""
+PROVED_AFTER_SECONDS = 60.0
+"""Chosen: a process that idled this long and then died did not fail to start."""
 LOG_LINES = 5
 """How many last lines of the engine's output go into the message of a failure."""
 DRIFT_UNUSABLE = (
@@ -65,6 +67,7 @@ class Worker:
         self._message = ""
         self._generation = 0
         self._log_start = 0
+        self._ready_at = 0.0
         self._template = ""
         self._slot: Slot | None = None
         self._starts = StartRecord()
@@ -175,19 +178,22 @@ class Worker:
             while True:
                 self._advance(await activities[self._do]())
         finally:
-            if self._slot is not None:
-                self._slot.child.kill_group()
-                self._slot.close()
-            self._end_lease_unserved()
-            if self._slot is not None:
-                await asyncio.wait({self._slot.child.exited}, timeout=REAP_SECONDS)
-            self._record.close()
+            try:
+                await self._die()
+            finally:
+                self._record.close()
 
-    def _end_lease_unserved(self) -> None:
-        """End a lease that this loop, cut short, cannot end any more: its request runs elsewhere."""
+    async def _die(self) -> None:
+        """Leave no process, and no lease without an end: a request whose worker's loop was cut short runs elsewhere."""
+        if self._slot is not None:
+            self._slot.child.kill_group()
+            self._slot.close()
+        self._withdraw()
         if self._offers.leased is not None:
             verdict = Verdict.because(Reason.NO_PROOF_OF_IDLE)
             self._send(End(self.name, self._offers.end(), Outcome.WORKER_LOST, verdict, error="the worker was ended"))
+        if self._slot is not None:
+            await asyncio.wait({self._slot.child.exited}, timeout=REAP_SECONDS)
 
     def _advance(self, event: Event) -> None:
         step = advance(self._state, event)
@@ -281,7 +287,9 @@ class Worker:
         if finding.event is not Event.WARM:
             return self._failed(finding.event, finding.message)
         self._schedule = self._new_schedule()
+        self._ready_at = self._loop.time()
         self._message = slot.calibration_note
+        slot.child.remember_family()
         return Event.WARM
 
     async def _serve(self) -> Event:
@@ -307,7 +315,8 @@ class Worker:
         if slot.child.exited.done():
             self._message = f"the idle process {slot.child.describe_exit()}"
             self._recycles[Reason.SERVER_RESTARTED] += 1
-            self._starts = self._starts.failed()
+            idled_long = self._loop.time() - self._ready_at >= PROVED_AFTER_SECONDS
+            self._starts = self._starts.proved() if idled_long else self._starts.failed()
             return Event.DIED
         if self._state is State.DRAINING:
             return Event.DRAINED
@@ -359,6 +368,7 @@ class Worker:
 
     async def _test(self) -> Event:
         slot, learnable, self._learnable = self._current_slot, self._learnable, None
+        slot.child.remember_family()
         finding = await self._while_current(Proof(slot, self._worker).test())
         if finding is None:
             return Event.UNWANTED
@@ -420,7 +430,7 @@ class Worker:
         """Note that a fresh process did not prove itself, with the last words of its log."""
         self._starts = self._starts.failed()
         said = last_lines(self._log, LOG_LINES, since=self._log_start)
-        self._message = why if not said else f"{why} Its log ends with: {' | '.join(said)}"
+        self._message = why if not said else f"{why.rstrip('.')}. Its log ends with: {' | '.join(said)}"
         return event
 
     def _note_end(self, message: str, reason: Reason | None) -> None:

@@ -36,7 +36,7 @@ def size(log: Path) -> int:
     """Return how long a log is, in bytes; 0 if there is none."""
     try:
         return log.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
@@ -47,5 +47,5 @@ def last_lines(log: Path, count: int, *, since: int = 0) -> list[str]:
             source.seek(0, os.SEEK_END)
             source.seek(max(since, source.tell() - count * LINE_BYTES))
             return source.read().decode(errors="replace").splitlines()[-count:]
-    except FileNotFoundError:
+    except OSError:  # missing, or no file at all: there is nothing to quote
         return []

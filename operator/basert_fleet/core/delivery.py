@@ -44,8 +44,10 @@ class Outcome(StrEnum):
     """The whole response was handed over."""
     WITHHELD = "withheld"
     """The response ended, and the judge kept what was held of it."""
+    CRASHED = "crashed"
+    """The process died by itself while it had the request."""
     WORKER_LOST = "worker_lost"
-    """The process died, cut its response short, or broke the protocol."""
+    """The process cut its response short, broke the protocol, fell silent or was halted."""
     AGENT_LOST = "agent_lost"
     """The link to the agent broke: nobody can tell what became of it, and nothing says that the request did it."""
     SWALLOWED = "swallowed"
@@ -176,11 +178,13 @@ AGREEABLE: frozenset[Reason] = frozenset(
 
 def blames_request(outcome: Outcome, verdict: Verdict) -> bool:
     """Say whether the request may be the cause of what its worker has to do next: a test, or a new start."""
-    return verdict.kind is VerdictKind.SUSPECT or outcome in {Outcome.WORKER_LOST, Outcome.SWALLOWED}
+    return verdict.kind is VerdictKind.SUSPECT or outcome in {Outcome.CRASHED, Outcome.WORKER_LOST, Outcome.SWALLOWED}
 
 
 MAX_CRASHES = 2
 """A crash is retried once (design, section 5): a body that kills processes must not walk through a fleet."""
+MAX_ENGINE_ERRORS = 2
+"""An engine's own error (5xx) is tried once more elsewhere; the same again is what the client gets to know."""
 ENGINE_ERROR_STATUS = 500
 """From this status on, the engine's answer tells of the worker and not of the request."""
 
@@ -228,7 +232,7 @@ class Attempts:
         engine_error = outcome is Outcome.RELEASED and status is not None and status >= ENGINE_ERROR_STATUS
         if Part.WHOLE in self._released or (outcome is Outcome.RELEASED and not engine_error):
             return Deliver()
-        self._crashes += 1 if outcome is Outcome.WORKER_LOST else 0
+        self._crashes += 1 if outcome is Outcome.CRASHED else 0
         self._engine_errors += 1 if engine_error else 0
         fault = self._fault(outcome, verdict, error)
         if self._released - {Part.OPENING}:
@@ -260,8 +264,13 @@ class Attempts:
                 return _Fault("isolation_unavailable", f"No worker could prove its isolation ({_reason(verdict)}).")
             case Outcome.WITHHELD:
                 return _Fault("response_contaminated", f"The response did not pass verification ({_reason(verdict)}).")
-            case Outcome.WORKER_LOST | Outcome.RELEASED:
-                return self._crash()
+            case Outcome.CRASHED if self._crashes >= MAX_CRASHES:
+                return _Fault("request_refused", f"The request crashed {self._crashes} workers.", final=True)
+            case Outcome.CRASHED | Outcome.WORKER_LOST:
+                return _Fault("worker_lost", "The worker failed before its response was complete.")
+            case Outcome.RELEASED:
+                final = self._engine_errors >= MAX_ENGINE_ERRORS
+                return _Fault("worker_lost", "The worker's engine failed with an error of its own.", final=final)
             case Outcome.AGENT_LOST:
                 return _Fault("worker_lost", "The connection to the worker's node was lost.")
             case Outcome.SWALLOWED:
@@ -272,12 +281,6 @@ class Attempts:
                 return _Fault("invalid_request", error or "The worker rejected the request.", final=True)
             case _:
                 assert_never(outcome)
-
-    def _crash(self) -> _Fault:
-        final = self._crashes + self._engine_errors >= MAX_CRASHES
-        if self._crashes >= MAX_CRASHES:
-            return _Fault("request_refused", f"The request crashed {self._crashes} workers.", final=final)
-        return _Fault("worker_lost", "The worker failed before its response was complete.", final=final)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ __all__ = [
     "Probe",
     "judge",
     "next_check",
+    "used_by_others",
 ]
 
 REUSED_AT_LEAST_TOKENS = 32
@@ -90,10 +91,20 @@ class Evidence:
 
     @property
     def foreign_traffic(self) -> bool:
-        """Say whether somebody used the slot while nobody held a lease. Counters that fell are an idle reset."""
-        if self.before is None:
-            return False
-        return self.before.is_processing or (self.settled is not None and self.before.rose_since(self.settled))
+        """Say whether somebody used the slot while nobody held a lease."""
+        return self.before is not None and used_by_others(self.settled, self.before)
+
+
+def used_by_others(settled: Probe | None, before: Probe) -> bool:
+    """Say whether a slot that nobody held a lease of was used since it had settled.
+
+    Counters that changed tell of a request, also where they fell: a shorter prompt leaves them lower. Only both at
+    zero are the engine's idle-timeout reset.
+    """
+    if before.is_processing:
+        return True
+    was_reset = before.cache_tokens == before.cache_position == 0
+    return settled is not None and before != settled and not was_reset
 
 
 def judge(evidence: Evidence, baseline: Baseline | None, policy: JudgePolicy) -> Verdict:

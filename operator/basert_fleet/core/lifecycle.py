@@ -150,7 +150,7 @@ FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 60.0
 """Chosen: a model takes about as long to load; waiting longer would only delay the way back."""
 FAILURES_UNTIL_FATAL = 10
-"""Chosen: with doubling delays about five minutes of trying, enough to outlive a transient lack of memory."""
+"""Chosen: with doubling delays two to three minutes of trying, enough to outlive a transient lack of memory."""
 
 
 @dataclass(frozen=True, slots=True)

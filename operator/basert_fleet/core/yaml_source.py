@@ -1,8 +1,9 @@
 """YAML text to plain values, with the line each of them stands on, and no way for a text to cost much.
 
 Decides nothing about what the values mean. Refused here: what is no YAML, a key that is given twice (parsers would
-silently take one of them), keys that are no strings, merge keys, tags, and texts that are too large, nested too deep or
-blown up by aliases.
+silently take one of them), keys that are no strings, merge keys, tags that a value would not have by itself (`!!str`
+may make a string of anything), numbers beyond 64 bits, and texts that are too large, nested too deep or blown up by
+aliases.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ MOST_VALUES = 100_000
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser where PyYAML was built with it: ten times as fast, same marks."""
 
-PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+LARGEST_NUMBER = 2**63 - 1
+"""What JSON readers and the Kubernetes API take; far larger ones cannot even be written out in a message."""
+
+STANDARD_TAGS = "tag:yaml.org,2002:"
+PLAIN_TAGS = (f"{STANDARD_TAGS}map", f"{STANDARD_TAGS}seq")
+STRING_TAG = f"{STANDARD_TAGS}str"
 
 Path: TypeAlias = tuple[str | int, ...]
 """The way to a value within its document: keys and list positions."""
@@ -137,6 +143,11 @@ def _words_of_error(error: yaml.YAMLError) -> str:
     return str(getattr(error, "reason", error))
 
 
+def _short(tag: str) -> str:
+    """Write a tag as people do: `!!bool`."""
+    return f"!!{tag.removeprefix(STANDARD_TAGS)}" if tag.startswith(STANDARD_TAGS) else tag
+
+
 class _Builder:
     """Turns composed nodes into plain values, and collects what is wrong on the way."""
 
@@ -161,7 +172,7 @@ class _Builder:
         document.lines.setdefault(path, _line(node))
         around |= {id(node)}
         if not isinstance(node, yaml.ScalarNode) and node.tag not in PLAIN_TAGS:
-            self._problem(node, path, f"the tag {node.tag} is not read")
+            self._problem(node, path, f"the tag {_short(node.tag)} is not read")
             return None
         if isinstance(node, yaml.MappingNode):
             return {
@@ -176,9 +187,9 @@ class _Builder:
         first: dict[str, int] = {}
         for key_node, value in node.value:
             key = key_node.value
-            if key_node.tag == "tag:yaml.org,2002:merge":
+            if key_node.tag == f"{STANDARD_TAGS}merge":
                 self._problem(key_node, path, "merge keys (<<) are not read; write the fields out")
-            elif key_node.tag != "tag:yaml.org,2002:str":
+            elif key_node.tag != STRING_TAG or not isinstance(key_node, yaml.ScalarNode):
                 self._problem(key_node, path, "a key that is not a string; put it in quotes")
             elif key in first:
                 self._problem(key_node, (*path, key), f"given twice, first on line {first[key]}")
@@ -187,13 +198,27 @@ class _Builder:
                 yield key, value
 
     def _scalar(self, node: yaml.Node, path: Path) -> object:
+        if node.tag not in (STRING_TAG, self._own_tag(node)):  # PyYAML's constructors trust a tag, and fail in any way
+            self._problem(node, path, f"the tag {_short(node.tag)} does not fit this value; leave it out")
+            return None
         try:
             value: object = self._constructor.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
+        # ValueError: a date such as 2026-99-99. OverflowError: a number to base 60 (1:30.0) beyond every float.
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
             words = _words_of_error(error) if isinstance(error, yaml.YAMLError) else str(error)
             self._problem(node, path, f"cannot be read: {words}; put it in quotes if it is text")
             return None
+        if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            self._problem(node, path, "a number beyond 64 bits; put it in quotes if it is text")
+            return None
         return value
+
+    def _own_tag(self, node: yaml.Node) -> str:
+        """Return the tag that the text has if none is written before it and no quotes are around it."""
+        tag: str = self._constructor.resolve(  # type: ignore[no-untyped-call] # PyYAML's stubs leave it out
+            yaml.ScalarNode, node.value, (True, False)
+        )
+        return tag
 
     def _problem(self, node: yaml.Node, path: Path, message: str) -> None:
         self.problems.append(Problem(_line(node), path, message))

@@ -28,6 +28,19 @@ def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
+def canonical(content_type: str) -> str:
+    """Return a form's content type with nothing in it but the boundary: whatever else a client wrote stays behind.
+
+    Raises:
+        MalformedForm: it has no boundary, or one that cannot stand in a header.
+    """
+    match = _BOUNDARY.search(content_type)
+    boundary = (match[1] or match[2]) if match is not None else ""
+    if not boundary or not (boundary.isascii() and boundary.isprintable()):
+        raise MalformedForm("its content type has no boundary of printable characters")
+    return f'multipart/form-data; boundary="{boundary}"'
+
+
 def text_fields(body: bytes, content_type: str, names: frozenset[str]) -> dict[str, str]:
     """Return the wanted fields that the form has.
 

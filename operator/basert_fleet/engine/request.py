@@ -68,6 +68,8 @@ class Prepared:
 
     endpoint: Endpoint
     request_id: str
+    content_type: str
+    """What the engine is told; never the client's own words, which may hold what no header line of ours may."""
     body: bytes
     stream: bool
     strip_usage: bool
@@ -108,6 +110,7 @@ def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TY
         return Prepared(
             endpoint=endpoint,
             request_id=request_id,
+            content_type=multipart.canonical(content_type),
             body=body,
             stream=False,
             strip_usage=False,
@@ -123,6 +126,7 @@ def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TY
     return Prepared(
         endpoint=endpoint,
         request_id=request_id,
+        content_type=JSON_TYPE,
         body=body,
         stream=stream,
         strip_usage=stream and not asked,
@@ -204,6 +208,7 @@ def _typed(fields: Mapping[str, msgspec.Raw], name: str, wanted: msgspec.json.De
 
 def _read_form(body: bytes, content_type: str) -> dict[str, str]:
     try:
+        multipart.canonical(content_type)
         return multipart.text_fields(body, content_type, frozenset({"model"}))
     except multipart.MalformedForm as error:
         raise InvalidRequest(f"The form cannot be read: {error}.", error.field) from error

@@ -305,14 +305,14 @@ class Traffic:
         effects = pool.dispatch.slot_ended(end.worker, end.epoch, now, blamed=blamed)
         if self._is_open(pool, exchange):
             follows = exchange.ended(end, now)
-            if end.outcome is Outcome.WORKER_LOST:
+            if end.outcome is Outcome.CRASHED:
                 self._crashes.crashed(exchange.ask.terms.tenant, _digest(exchange.ask), end.worker, now)
                 if isinstance(follows, RunElsewhere) and self._is_refused(exchange.ask, now):
                     follows = exchange.refuse(_CRASHED)  # another request with the same body crashed the second one
             effects += self._follow(pool, exchange, follows, now)
+        self._perform(pool, effects)
         report = running.session.reports.get(end.worker)
         reports.lease_ended(exchange, end, report=report, metrics=pool.metrics, log=self._log)
-        self._perform(pool, effects)
         self._forget_retired(pool)
 
     def _follow(self, pool: ServedPool, exchange: Exchange, follows: Next, now: float) -> tuple[Effect, ...]:

@@ -46,13 +46,17 @@ class _Pipe(Generic[T]):
 
     def _drain(self) -> None:
         # Only what had arrived by now: a receiver that answers at once must not keep the loop from everybody else.
-        self._scheduled = False
-        for _ in range(len(self._inbox)):
-            item = self._inbox.popleft()
-            if isinstance(item, _Lost):
-                self._receiver.link_lost()
-            else:
-                self._receiver.message_received(item)
+        try:
+            for _ in range(len(self._inbox)):
+                item = self._inbox.popleft()
+                if isinstance(item, _Lost):
+                    self._receiver.link_lost()
+                else:
+                    self._receiver.message_received(item)
+        finally:  # a receiver's bug loses its own message and no other
+            self._scheduled = bool(self._inbox)
+            if self._scheduled:
+                self._loop.call_soon(self._drain)
 
 
 class MemoryLink(Generic[T]):
