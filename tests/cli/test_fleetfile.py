@@ -138,8 +138,15 @@ def test_two_pools_need_two_names() -> None:
         ("<<: {a: 1}", "fleet.yaml:1: merge keys (<<) are not read; write the fields out"),
         ("\n1: x", "fleet.yaml:2: a key that is not a string; put it in quotes"),
         ("x: 2026-99-99", "fleet.yaml:1: x: cannot be read: month must be in 1..12; put it in quotes if it is text"),
-        ("!!python/object:os.system {}", "fleet.yaml:1: the tag tag:yaml.org,2002:python/object:os.system is not read"),
-        ("x: !!python/name:os.system ''", "fleet.yaml:1: x: cannot be read"),
+        ("!!python/object:os.system {}", "fleet.yaml:1: the tag !!python/object:os.system is not read"),
+        ("x: !!python/name:os.system ''", "fleet.yaml:1: x: the tag !!python/name:os.system does not fit this value"),
+        ("x: !!bool x", "fleet.yaml:1: x: the tag !!bool does not fit this value; leave it out"),
+        ("x: !!timestamp x", "fleet.yaml:1: x: the tag !!timestamp does not fit this value; leave it out"),
+        ("x: !!int", "fleet.yaml:1: x: the tag !!int does not fit this value; leave it out"),
+        ("x: !own y", "fleet.yaml:1: x: the tag !own does not fit this value; leave it out"),
+        ("? !!str [a]\n: x", "fleet.yaml:1: a key that is not a string; put it in quotes"),
+        ("x: 0x" + "f" * 5000, "fleet.yaml:1: x: a number beyond 64 bits; put it in quotes if it is text"),
+        ("x: 1" + ":0" * 200 + ".0", "fleet.yaml:1: x: cannot be read: int too large to convert to float"),
         ("x: \x07", "fleet.yaml:1: not valid YAML"),
         (b"ok: 1\nx: \xff", "fleet.yaml:2: not UTF-8: found the byte 0xff"),
         ("[" * (DEEPEST_NESTING + 1), "fleet.yaml:1: nested deeper than 32 levels"),
@@ -151,6 +158,14 @@ def test_two_pools_need_two_names() -> None:
 def test_what_cannot_be_read_is_told(text: str | bytes, told: str) -> None:
     """A file that holds no documents that we read is refused with its line and a reason."""
     assert problems(text)[0].startswith(told)
+
+
+def test_a_tag_that_fits_may_be_written() -> None:
+    """`!!str` makes a string of what would be a number, and a tag that says what a value is anyway changes nothing."""
+    (pool,) = read_pools(
+        a_pool(more="  replicas: !!int 2\n  server: {args: !!seq [--kv-bits, !!str 8]}\n").encode(), "f"
+    )
+    assert (pool.spec.replicas, pool.spec.server.args) == (2, ("--kv-bits", "8"))
 
 
 def test_aliases_cannot_blow_up_a_file() -> None:
@@ -182,6 +197,36 @@ def test_no_slip_causes_a_traceback(at: int, junk: str) -> None:
     text = a_pool(more="  server: {args: [--kv-bits, '8'], env: [{name: X, value: y}]}\n")
     with contextlib.suppress(FleetFileRefused):
         read_pools((text[:at] + junk + text[at:]).encode(), "f")
+
+
+TAG_NAMES = ("bool", "binary", "float", "int", "map", "null", "omap", "seq", "set", "str", "timestamp", "value")
+TAGS = st.sampled_from(["", *(f"!!{tag} " for tag in TAG_NAMES)])
+SCALARS = st.sampled_from(
+    ["", "x", "yes", "8", "-0", "0x_", "1:00:00.5", "1e9999", ".inf", ".nan", "~", "=", "<<", "2026-01-01",
+     "2026-99-99", "2026-01-01T00:00:00-99:99", "'8'", '"\\ud800"', "aGk", "- ", "9" * 5000, "0b" + "1" * 5000, "*a", "&a 1"]
+)  # fmt: skip
+NODES = st.recursive(
+    st.builds("{}{}".format, TAGS, SCALARS),
+    lambda inner: (
+        st.builds("{}[{}]".format, TAGS, st.lists(inner, max_size=3).map(", ".join))
+        | st.builds(
+            "{}{{{}}}".format, TAGS, st.lists(st.builds("? {} : {}".format, inner, inner), max_size=3).map(", ".join)
+        )
+    ),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(
+    ["replicas", "model", "server", "server: {args", "server: {env", "isolation", "isolation: {requireSlots",
+     "placement: {nodeSelector", "resources: {memory", "recycle: {maxRequests", "unknown"]
+)  # fmt: skip
+
+
+@given(field=FIELDS, value=NODES)
+def test_no_value_causes_a_traceback(field: str, value: str) -> None:
+    """Whatever YAML can write at any field, with whatever tag, it is read or refused."""
+    text = a_pool(more=f"  {field}: {value}{'}' * field.count('{')}\n")
+    with contextlib.suppress(FleetFileRefused):
+        read_pools(text.encode(), "f")
 
 
 def test_paths_are_written_as_people_write_them() -> None:
