@@ -16,8 +16,8 @@ from support.users import Got, Kind, ask
 async def raw_post(running: Fleet, content_type: bytes, body: bytes) -> bytes:
     """Send a request whose header no library would write; return the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
-    writer.write(head % (content_type, len(body)) + body)
+    headers = [b"Host: x", b"Connection: close", b"Content-Type: " + content_type, b"Content-Length: %d" % len(body)]
+    writer.write(b"\r\n".join([b"POST /v1/chat/completions HTTP/1.1", *headers, b"", body]))
     async with asyncio.timeout(30):
         answer = await reader.read()
     writer.close()

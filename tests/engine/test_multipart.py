@@ -65,9 +65,14 @@ def test_malformed_form_is_refused(body, content_type):
         prepare("/v1/audio/transcriptions", body, "r", content_type)
 
 
-@pytest.mark.parametrize("given", [
-    'multipart/form-data;\tboundary=b; charset="\xa0"', "multipart/form-data; boundary=b", 'Multipart/Form-Data;boundary="b"',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        'multipart/form-data;\tboundary=b; charset="\xa0"',
+        "multipart/form-data; boundary=b",
+        'Multipart/Form-Data;boundary="b"',
+    ],
+)
 def test_a_forms_content_type_is_written_anew(given):
     """Nothing that a client wrote around the boundary reaches a header line of ours."""
     assert canonical(given) == 'multipart/form-data; boundary="b"'
