@@ -203,7 +203,8 @@ TAG_NAMES = ("bool", "binary", "float", "int", "map", "null", "omap", "seq", "se
 TAGS = st.sampled_from(["", *(f"!!{tag} " for tag in TAG_NAMES)])
 SCALARS = st.sampled_from(
     ["", "x", "yes", "8", "-0", "0x_", "1:00:00.5", "1e9999", ".inf", ".nan", "~", "=", "<<", "2026-01-01",
-     "2026-99-99", "2026-01-01T00:00:00-99:99", "'8'", '"\\ud800"', "aGk", "- ", "9" * 5000, "0b" + "1" * 5000, "*a", "&a 1"]
+     "2026-99-99", "2026-01-01T00:00:00-99:99", "'8'", '"\\ud800"', "aGk", "- ", "9" * 5000, "0b" + "1" * 5000, "*a",
+     "&a 1"]
 )  # fmt: skip
 NODES = st.recursive(
     st.builds("{}{}".format, TAGS, SCALARS),
