@@ -84,9 +84,7 @@ async def test_a_halted_process_is_not_waited_for(tmp_path: Path, monkeypatch: p
         assert (await front.offer()).generation == 2
 
 
-async def test_a_response_without_end_is_not_held_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_response_without_end_is_not_held_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the bound is not released even if the slot is clean, and the request runs elsewhere."""
     monkeypatch.setattr(response, "HELD_BYTES", 2000)
     async with desk(tmp_path) as front:

@@ -38,6 +38,8 @@ class Agent:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._documents: dict[str, bytes] = {}
         self._given_up: dict[str, WorkerStatus] = {}
+        self._generations: dict[str, int] = {}
+        """The last generation of each worker whose loop ended: another loop of that name goes on from there."""
         self._trusts: defaultdict[tuple[str, str], DriftTrust] = defaultdict(DriftTrust)
         """By pool and template: what is known of a build's counters says nothing about another's."""
         self._revision = 0
@@ -52,6 +54,8 @@ class Agent:
         link.send(Hello(self._node, self._incarnation, self._version, allocatable_bytes()))
         for status in [*(worker.status() for worker in self._workers.values()), *self._given_up.values()]:
             link.send(status)
+        for worker in self._workers.values():
+            worker.introduced()
 
     def message_received(self, message: ToAgent) -> None:
         """Take one message of the gateway."""
@@ -134,6 +138,7 @@ class Agent:
             incarnation=self._incarnation,
             record=record,
             log=self._state.logs / f"{name}.log",
+            after_generation=self._generations.get(name, 0),
             trust_of=lambda template: self._trusts[pool, template],
             send=self._send,
         )
@@ -175,6 +180,7 @@ class Agent:
         """Take a worker out whose loop ended; one that ended by itself met a bug, and stays visible as FATAL."""
         document = self._documents.pop(worker.name, None)
         del self._workers[worker.name], self._tasks[worker.name]
+        self._generations[worker.name] = worker.generation
         if not task.cancelled() and (bug := task.exception()) is not None:
             self._log.error("worker loop failed", worker=worker.name, exc_info=bug)
             if document is not None:

@@ -56,6 +56,7 @@ class Worker:
         incarnation: str,
         record: SlotRecord,
         log: Path,
+        after_generation: int,
         trust_of: Callable[[str], DriftTrust],
         send: Callable[[ToGateway], None],
     ) -> None:
@@ -65,7 +66,7 @@ class Worker:
         self._offers = SlotLease(incarnation)
         self._state, self._do = INITIAL.state, INITIAL.do
         self._message = ""
-        self._generation = 0
+        self._generation = after_generation
         self._log_start = 0
         self._ready_at = 0.0
         self._template = ""
@@ -87,6 +88,11 @@ class Worker:
     def name(self) -> str:
         """The worker's name, which is also its slot's."""
         return self._worker.metadata.name
+
+    @property
+    def generation(self) -> int:
+        """How many processes of this worker there have been since the agent started."""
+        return self._generation
 
     @property
     def wanted(self) -> bool:
@@ -137,6 +143,11 @@ class Worker:
         """Take note that the gateway is gone: nobody wants what it was given, and what was offered is taken back."""
         if self._run is not None:
             self._run.cancel()
+        self._offers.withdraw()
+        self._changed.set()
+
+    def introduced(self) -> None:
+        """Take note of a new link: what was offered while there was none reached nobody, and is offered anew."""
         self._offers.withdraw()
         self._changed.set()
 
