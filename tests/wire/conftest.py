@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+import uvloop
 
 from basert_fleet.wire.memory import connect
 from support.link_ends import LinkEnd
@@ -17,6 +19,11 @@ from support.websocket_ends import dialling, gateway
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+
+def pytest_asyncio_loop_factories(config, item):
+    """Run every test of this room on both loops: gateways and agents run on uvloop, whose transports differ."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @dataclass(frozen=True)

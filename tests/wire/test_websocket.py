@@ -356,7 +356,7 @@ class Stranger(WSListener):
 
 async def stranger(port: int) -> tuple[WSTransport, Stranger]:
     """Connect without saying anything yet."""
-    transport, listener = await ws_connect(Stranger, f"ws://127.0.0.1:{port}", use_aiofastnet=False)
+    transport, listener = await ws_connect(Stranger, f"ws://127.0.0.1:{port}")
     assert isinstance(listener, Stranger)
     return transport, listener
 
