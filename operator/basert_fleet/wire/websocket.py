@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
@@ -79,7 +80,8 @@ class WebSocketConnection(WSListener):
         """End the connection now; one that is still being made ends, untold, as soon as it is."""
         self._unwanted = True
         if self._transport is not None:
-            self._transport.disconnect(graceful=False)
+            # Not from within a frame's delivery: picows still reads from the buffer that this would end.
+            asyncio.get_running_loop().call_soon(self._transport.disconnect, False)  # noqa: FBT003 - not graceful
 
     async def wait_for_its_end(self) -> None:
         """Return when the connection is over, at once if it was never made.
