@@ -149,7 +149,7 @@ def fleet(folder: Path, engines: Engines, slots: int, layout: Layout) -> Iterato
     file.write_text(FLEET_FILE.format(slots=slots, program=engines.program, socket=engines.socket, places=QUEUE_PLACES))
     keys.write_text(keys_file())
     listen: list[str | Path] = ["--listen", address, "--ops-listen", operators, "--keys-file", keys]
-    with contextlib.ExitStack() as stack, httpx.Client(base_url=f"http://{operators}", timeout=30) as client:
+    with contextlib.ExitStack() as stack, httpx.Client(base_url=f"http://{operators}", timeout=120) as client:
         start = _Starter(folder, stack)
         if layout is Layout.UP:
             up = start("up", [FLEET, "up", file, *listen, "--state-dir", folder / "state"], FRONT_CORE)
