@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -143,6 +146,51 @@ async def test_the_program_serves_until_a_signal(file_with_a_worker: Path, tmp_p
     rest = (await process.stderr.read()).decode()
     assert await process.wait() == Exit.OK
     assert rest.endswith("stopped\n")
+
+
+@pytest.fixture
+def fleet_and_its_stderr(file: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], BinaryIO, int]]:
+    """The real program, listening; the reading end of its stderr, and the writing end that it has too."""
+    reader, writer = os.pipe()
+    argv = [
+        *UP,
+        str(file),
+        "--listen",
+        "127.0.0.1:0",
+        "--ops-listen",
+        "127.0.0.1:0",
+        "--state-dir",
+        str(tmp_path / "s"),
+    ]
+    with os.fdopen(reader, "rb") as stderr, subprocess.Popen(argv, stderr=writer) as process:
+        while not stderr.readline().startswith(b"starting"):
+            pass
+        yield process, stderr, writer
+        os.close(writer)
+
+
+def test_a_stderr_that_nobody_reads_stops_nothing(
+    fleet_and_its_stderr: tuple[subprocess.Popen[bytes], BinaryIO, int],
+) -> None:
+    """With its pipe full, the fleet still drains and ends with status 0; what it had to say is lost."""
+    process, _stderr, writer = fleet_and_its_stderr
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, b"x" * 4096):
+            pass
+    os.set_blocking(writer, True)  # the program shares this setting, and hangs in its next write
+    process.terminate()
+    assert process.wait() == Exit.OK
+
+
+def test_a_stderr_that_is_closed_stops_nothing(
+    fleet_and_its_stderr: tuple[subprocess.Popen[bytes], BinaryIO, int],
+) -> None:
+    """As after `up | head`: the pipe is broken, and the exit status is still that of the fleet."""
+    process, stderr, _writer = fleet_and_its_stderr
+    stderr.close()
+    process.terminate()
+    assert process.wait() == Exit.OK
 
 
 def test_the_state_directory_follows_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import io
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from basert_fleet.cli.signals import Interrupts
 from basert_fleet.cli.standalone import Settings, serve
 from basert_fleet.gateway.auth import read_keys
 from basert_fleet.gateway.server import ListenFailed
+from basert_fleet.telemetry.line_sink import LineSink
 
 LOOPBACK = Address("127.0.0.1", 0)
 HELLO = {"model": "emulated", "messages": [{"role": "user", "content": "Hello"}]}
@@ -84,13 +86,14 @@ async def fleet(folder: Path, replicas: int, keys_file: Path | None = None) -> A
         node="desk",
     )
     running.settings = settings
-    running.served = asyncio.create_task(serve(settings, running.interrupts, running.say))
-    try:
-        yield running
-    finally:
-        running.interrupts.stop.set()
-        running.interrupts.at_once.set()
-        await running.served
+    with LineSink(io.BytesIO()) as log:
+        running.served = asyncio.create_task(serve(settings, running.interrupts, running.say, log))
+        try:
+            yield running
+        finally:
+            running.interrupts.stop.set()
+            running.interrupts.at_once.set()
+            await running.served
 
 
 @pytest.fixture(autouse=True)
@@ -150,8 +153,11 @@ async def test_a_second_fleet_on_the_state_directory_is_refused(tmp_path: Path) 
     async with fleet(tmp_path, replicas=0) as running:
         await running.told("listening on")
         lines: list[str] = []
-        with pytest.raises(StateDirectoryHeld, match="in use by a fleet that runs already"):
-            await serve(running.settings, Interrupts(), lines.append)
+        with (
+            LineSink(io.BytesIO()) as log,
+            pytest.raises(StateDirectoryHeld, match="in use by a fleet that runs already"),
+        ):
+            await serve(running.settings, Interrupts(), lines.append, log)
         assert lines == []
 
 
@@ -227,8 +233,8 @@ async def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> No
         node="desk",
     )
     lines: list[str] = []
-    with pytest.raises(ListenFailed, match=str(port)):
-        await serve(settings, Interrupts(), lines.append)
+    with LineSink(io.BytesIO()) as log, pytest.raises(ListenFailed, match=str(port)):
+        await serve(settings, Interrupts(), lines.append, log)
     assert lines == []
     listener.close()
     await listener.wait_closed()

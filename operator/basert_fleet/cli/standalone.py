@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import shlex
-import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from basert_fleet.cli.signals import Interrupts
     from basert_fleet.core.api import BasertPool
+    from basert_fleet.telemetry.line_sink import LineSink
 
 POLL_SECONDS = 1.0
 """Chosen: an edit takes effect within two seconds, and looking costs one read of a small file."""
@@ -60,10 +60,11 @@ class Settings:
     """How this machine is called in status, metrics and logs."""
 
 
-async def serve(settings: Settings, interrupts: Interrupts, say: Callable[[str], None]) -> bool:
+async def serve(settings: Settings, interrupts: Interrupts, say: Callable[[str], None], lines: LineSink) -> bool:
     """Run the fleet until the first signal, then drain; say whether everything ended in its own time.
 
-    However it ends, no worker process that it started is left.
+    `say` tells a person how it goes, `lines` takes the log; neither may wait or fail. However it ends, no worker
+    process that it started is left.
 
     Raises:
         StateDirectoryHeld: another fleet runs on the state directory.
@@ -72,13 +73,16 @@ async def serve(settings: Settings, interrupts: Interrupts, say: Callable[[str],
     """
     state = StateDirectory(settings.state_dir)
     with state.held():
-        return await _serve(settings, state, interrupts, say)
+        return await _serve(settings, state, interrupts, say, lines)
 
 
-async def _serve(settings: Settings, state: StateDirectory, interrupts: Interrupts, say: Callable[[str], None]) -> bool:
-    log = make_logger(sys.stderr.buffer)
+async def _serve(
+    settings: Settings, state: StateDirectory, interrupts: Interrupts, say: Callable[[str], None], lines: LineSink
+) -> bool:
+    log = make_logger(lines)
     agent = Agent(settings.node, state, version=version("basert-fleet"), log=log)
     fleet = Fleet(log)
+    lines.on_dropped.append(fleet.metrics.log_lines_dropped.inc)
     standalone = _Standalone(settings, fleet, say)
     async with _listening(settings, fleet, standalone.keys, say) as url:
         standalone.url = url

@@ -18,6 +18,7 @@ from basert_fleet.cli.signals import Interrupts
 from basert_fleet.cli.standalone import Settings, serve
 from basert_fleet.core.errors import FleetError
 from basert_fleet.gateway.auth import read_keys
+from basert_fleet.telemetry.line_sink import LineSink, standard_logging_to, unbuffered
 
 try:
     import uvloop
@@ -69,29 +70,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Exit:
-    """Run the command."""
+    """Run the command. Nothing that happens to stderr changes what it does, or its exit status."""
+    with LineSink(unbuffered(sys.stderr)) as lines, standard_logging_to(lines):
+        return _run(args, lines)
+
+
+def _run(args: argparse.Namespace, lines: LineSink) -> Exit:
     if args.keys_file is None and not args.listen.is_loopback:
-        _say(f"--listen {args.listen} is open to other machines: give --keys-file, or listen on 127.0.0.1")
+        lines.say(f"--listen {args.listen} is open to other machines: give --keys-file, or listen on 127.0.0.1")
         return Exit.USAGE
     try:
         settings = _settings(args)
     except FleetError as error:
-        _say(str(error))
+        lines.say(str(error))
         return Exit.USAGE
     raise_open_files()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(settings))
+        return runner.run(_serve(settings, lines))
 
 
-async def _run(settings: Settings) -> Exit:
+async def _serve(settings: Settings, lines: LineSink) -> Exit:
     interrupts = Interrupts()
     with interrupts.listening():
         try:
-            ended_in_time = await serve(settings, interrupts, _say)
+            ended_in_time = await serve(settings, interrupts, lines.say, lines)
         except FleetError as error:
-            _say(str(error))
+            lines.say(str(error))
             return Exit.FAILURE
-    _say("stopped" if ended_in_time else "stopped before all requests got their answer")
+    lines.say("stopped" if ended_in_time else "stopped before all requests got their answer")
     return Exit.OK if ended_in_time else Exit.FAILURE
 
 
@@ -127,8 +133,3 @@ def raise_open_files() -> None:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

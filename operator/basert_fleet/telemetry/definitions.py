@@ -176,6 +176,10 @@ DESIRED_APPLIED = _gauge(
     "desired_applied_timestamp_seconds",
     "Unix time at which the gateway last took in a desired state. Growing old means that the source of it is gone.",
 )
+LOG_LINES_DROPPED = _counter(
+    "log_lines_dropped",
+    "Lines of the log that were not written: its reader hangs or is gone, or the disk is full. Requests go on without.",
+)
 BUILD_INFO = _gauge(
     "build_info", "Always 1; the label tells which version runs. Two values at once mean a rollout.", "version"
 )
@@ -205,5 +209,6 @@ DEFINITIONS: tuple[Definition, ...] = (
     NODE_CONNECTED,
     WORKER_LAST_READY,
     DESIRED_APPLIED,
+    LOG_LINES_DROPPED,
     BUILD_INFO,
 )

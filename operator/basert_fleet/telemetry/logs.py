@@ -5,7 +5,7 @@ Messages are constant, values are fields. Prompts, answers and keys are logged a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import msgspec
 import structlog
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+    from basert_fleet.telemetry.line_sink import LineSink
 
 _INFO = 20  # the number that structlog and logging give this level
 
@@ -42,13 +44,14 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     execute_ms: float
 
 
-def make_logger(stream: BinaryIO) -> FilteringBoundLogger:
+def make_logger(stream: BinaryIO | LineSink) -> FilteringBoundLogger:
     """Return a logger that writes to this stream: JSON lines, or on a terminal `key=value` for a person.
 
-    Each call makes its own logger; nothing global is configured.
+    Whoever logs waits for the stream and gets its errors: on an event loop that is only right of a `LineSink`. Each
+    call makes its own logger; nothing global is configured.
     """
     logger: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.BytesLogger(stream),
+        structlog.BytesLogger(cast(BinaryIO, stream)),  # it only calls write and flush
         processors=_processors(for_person=stream.isatty()),
         wrapper_class=structlog.make_filtering_bound_logger(_INFO),
     )

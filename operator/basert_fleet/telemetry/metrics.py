@@ -50,6 +50,7 @@ class Metrics:
         self.drift_tokens = self._histogram(definitions.DRIFT_TOKENS)
         self.handoff_seconds = self._histogram(definitions.HANDOFF_SECONDS)
         self.tokens = self._counter(definitions.TOKENS)
+        self.log_lines_dropped = self._counter(definitions.LOG_LINES_DROPPED)
         build = definitions.BUILD_INFO
         Gauge(build.name, build.help, build.labels, registry=self.registry).labels(version("basert-fleet")).set(1)
         self.registry.register(GaugeCollector(source))
