@@ -27,6 +27,7 @@ from basert_fleet.wire.messages import (
     Lease,
     Offer,
     Refused,
+    Rejected,
     ToAgent,
     ToGateway,
     Withdraw,
@@ -42,10 +43,11 @@ TO_AGENT = [
         frozenset({Reason.USAGE_MISSING, Reason.TOOL_CALL_MISSING}),
     ),
     Cancel("w-0", E1),
+    Rejected("mac-1 is here already"),
 ]  # fmt: skip
 TO_GATEWAY = [
     Hello("mac-1", "ab12", "0.2.0", 17_179_869_184),
-    Hello("mac-1", "ab12", "0.2.0", None),
+    Hello("mac-1", "ab12", "0.2.0", None, (b'{"kind": "BasertWorker"}', b"{}")),
     WorkerStatus("w-0", "w", "Ready", 3, "hash", calibrated=False, pid=9, recycles={"budget": 2}),
     Offer("w-0", "w", E1, served=5),
     Withdraw("w-0", E1),
@@ -145,5 +147,5 @@ def test_bodies_of_one_response_are_joined_though_others_come_between() -> None:
 
 def test_messages_of_one_worker_share_a_lane() -> None:
     """And what concerns none has one of its own."""
-    assert {lane_of(message) for message in TO_AGENT[1:]} == {"w-0"}
+    assert {lane_of(message) for message in TO_AGENT[1:3]} == {"w-0"}
     assert lane_of(TO_AGENT[0]) == lane_of(TO_GATEWAY[0]) == ""

@@ -91,7 +91,7 @@ def plan(pools: Iterable[BasertPool], nodes: Sequence[NodeView], workers: Iterab
     moved = True
     while moved:  # what one pool gives up may be room for another; every worker moves once at most, so this ends
         moved = sum(draft.scale_out() + draft.roll_out() for draft in drafts) > 0
-    orphans = [_stopped(view.worker) for views in by_pool.values() for view in views]
+    orphans = [stopped(view.worker) for views in by_pool.values() for view in views]
     planned = [*orphans, *(worker for draft in drafts for worker in draft.workers())]
     return Plan(
         workers=tuple(sorted(planned, key=_order)),
@@ -110,11 +110,18 @@ def worker_index(worker: BasertWorker) -> int:
     return int(worker.metadata.name.rpartition("-")[2])
 
 
+def has_planned_name(worker: BasertWorker) -> bool:
+    """Say whether a worker is called as a plan would call it; whatever else it is, no plan can hold it."""
+    index = worker.metadata.name.rpartition("-")[2]
+    return index.isdecimal() and worker.metadata.name == worker_name(worker.spec.pool, int(index))
+
+
 def _order(worker: BasertWorker) -> tuple[str, int]:
     return worker.spec.pool, worker_index(worker)
 
 
-def _stopped(worker: BasertWorker) -> BasertWorker:
+def stopped(worker: BasertWorker) -> BasertWorker:
+    """Return the worker as it is to be asked to stop."""
     return worker.model_copy(update={"spec": worker.spec.model_copy(update={"state": WorkerState.STOPPED})})
 
 
@@ -191,7 +198,7 @@ class _Draft:
         return True
 
     def _leave(self, index: int) -> None:
-        self._leaving.append(_stopped(self._staying.pop(index).worker))
+        self._leaving.append(stopped(self._staying.pop(index).worker))
 
     def _create(self, node: str) -> None:
         taken = self._staying.keys() | {worker_index(worker) for worker in self._leaving}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from basert_fleet.gateway import observed
 from basert_fleet.gateway.errors import Code, Failure, RequestFault
 from basert_fleet.gateway.outcomes import OUTCOMES
 from basert_fleet.gateway.reports import Tallies
-from basert_fleet.gateway.roster import Roster
+from basert_fleet.gateway.roster import FROM_NOTHING, Roster
 from basert_fleet.gateway.sessions import Session
 from basert_fleet.gateway.traffic import BUFFER_BYTES, Traffic
 from basert_fleet.telemetry.metrics import Metrics
@@ -27,16 +28,36 @@ if TYPE_CHECKING:
     from basert_fleet.core.api import BasertPool
     from basert_fleet.gateway.ask import Ask
     from basert_fleet.gateway.exchange import Exchange
+    from basert_fleet.gateway.roster import Beginnings
     from basert_fleet.gateway.sessions import Frame
     from basert_fleet.telemetry.gauges import FleetGauges
     from basert_fleet.wire.messages import Offer, Withdraw, WorkerStatus
+
+
+class AgentNews(StrEnum):
+    """What became of a node's agent."""
+
+    CONNECTED = "connected"
+    OUT_OF_REACH = "out of reach"
+    """Its connection broke; what it runs goes on, and it has some time to come back."""
+    BACK = "back"
+    """Within that time: nothing was lost."""
+    GONE = "gone"
+    """What it ran runs elsewhere, if nobody has seen anything of it."""
+    REFUSED = "refused"
+    """Another agent of that name is connected."""
 
 
 class Fleet:
     """Pools, agents and requests of one gateway. Belongs to the loop in which it was made."""
 
     def __init__(
-        self, log: FilteringBoundLogger, *, wall: Callable[[], float] = time.time, buffer_bytes: int = BUFFER_BYTES
+        self,
+        log: FilteringBoundLogger,
+        *,
+        beginnings: Beginnings = FROM_NOTHING,
+        wall: Callable[[], float] = time.time,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         """Make a fleet without pools.
 
@@ -52,9 +73,11 @@ class Fleet:
         self.metrics = Metrics(self.gauges)
         self.metrics.declare_refusals(OUTCOMES)
         self.traffic = Traffic(self.metrics, log, buffer_bytes=buffer_bytes)
-        self.roster = Roster(self._planned, wall)
+        self.roster = Roster(self._planned, wall, beginnings)
         self.on_phase: list[Callable[[WorkerStatus], None]] = []
         """Called with a worker's status when its phase has changed."""
+        self.on_agent: list[Callable[[str, AgentNews], None]] = []
+        """Called with a node's name when something has become of its agent."""
 
     # --- Desired and observed -----------------------------------------------------------------------------------------
 
@@ -85,11 +108,11 @@ class Fleet:
     def _planned(self) -> None:
         """Let requests wait only where a worker can come.
 
-        Before the first node is known, it can: after a restart the agents are just dialling.
+        While nodes may still come, it can: after a restart the agents are just dialling.
         """
         placed = {worker.spec.pool for worker in self.roster.planner.running}
         for pool in list(self.traffic.pools):
-            placeable = pool.name in placed or not self.roster.nodes
+            placeable = pool.name in placed or self.roster.awaits_nodes
             self.traffic.set_capacity(pool, possible=pool.resource.spec.replicas > 0 and placeable)
 
     # --- Requests -----------------------------------------------------------------------------------------------------
@@ -126,16 +149,23 @@ class Fleet:
     # --- Agents (the owner of sessions) -------------------------------------------------------------------------------
 
     def new_session(self) -> Session:
-        """Return the receiver for a new agent's link; bind the link's sending side to it before it can receive."""
+        """Return the endpoint for a new agent's link."""
         return Session(self)
 
-    def session_opened(self, session: Session) -> bool:
-        """Take in an agent that said who it is; False if its node has a live session already."""
+    def session_opened(self, session: Session) -> str:
+        """Take in an agent that said who it is; if its node has another one, say so."""
         if not self.roster.open(session):
             self._log.warning("second session of a node refused", node=session.node)
-            return False
+            self._tell(session, AgentNews.REFUSED)
+            return (
+                f"another agent is connected as {session.node}. Stop that one, or give this one a --node name of its "
+                "own; if it was cloned, also a --state-dir of its own."
+            )
+        for problem in self.roster.adopt(session):
+            self._log.warning("worker not taken over", node=session.node, problem=problem)
         self.metrics.declare_node(session.node, [pool.name for pool in self.traffic.pools])
-        return True
+        self._tell(session, AgentNews.CONNECTED)
+        return ""
 
     def worker_reported(self, session: Session, status: WorkerStatus, before: WorkerStatus | None) -> None:
         """Take in a worker's status."""
@@ -149,8 +179,9 @@ class Fleet:
                 callback(status)
 
     def offered(self, session: Session, offer: Offer) -> None:
-        """Take in an offer."""
-        self.traffic.offered(session, offer)
+        """Take in an offer; one of a worker that is being stopped there, since its name is another node's, is not."""
+        if not self.roster.planner.is_stray(session.node, offer.worker):
+            self.traffic.offered(session, offer)
 
     def withdrawn(self, session: Session, withdraw: Withdraw) -> None:
         """Take in that an offer does not hold any more."""
@@ -160,7 +191,24 @@ class Fleet:
         """Take in a message of one lease."""
         self.traffic.frame_received(session, frame)
 
+    def session_suspended(self, session: Session) -> None:
+        """Take in that an agent is out of reach."""
+        self.traffic.agent_suspended(session)
+        self.roster.reach_changed(session)
+        self._tell(session, AgentNews.OUT_OF_REACH)
+
+    def session_resumed(self, session: Session) -> None:
+        """Take in that an agent is in reach again."""
+        self.traffic.agent_resumed(session)
+        self.roster.reach_changed(session)
+        self._tell(session, AgentNews.BACK)
+
     def session_lost(self, session: Session) -> None:
         """Take in that an agent is away."""
         self.traffic.agent_lost(session)
         self.roster.lose(session)
+        self._tell(session, AgentNews.GONE)
+
+    def _tell(self, session: Session, news: AgentNews) -> None:
+        for callback in self.on_agent:
+            callback(session.node, news)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from basert_fleet.core.dispatch import Priority
 from basert_fleet.core.lifecycle import State
+from basert_fleet.core.plan import NodeView
 from basert_fleet.telemetry.gauges import FleetGauges, NodeGauges, PoolGauges, WorkerGauges
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def page(traffic: Traffic, roster: Roster, now: float) -> dict[str, Any]:
                 "version": roster.version_of(node.name),
                 "memoryBytes": node.memory_bytes,
             }
-            for node in roster.nodes
+            for node in (*roster.nodes, *(NodeView(name, None, connected=False) for name in roster.missing))
         ],
     }
 
@@ -37,9 +38,12 @@ def gauges(traffic: Traffic, roster: Roster, now: float, applied_at: float | Non
     """Return what a scrape exports."""
     return FleetGauges(
         pools=tuple(_pool_gauges(pool, roster, now) for pool in traffic.pools),
-        nodes=tuple(NodeGauges(node.name, node.connected) for node in roster.nodes),
+        nodes=(
+            *(NodeGauges(node.name, node.connected) for node in roster.nodes),
+            *(NodeGauges(name, connected=False) for name in roster.missing),
+        ),
         workers=tuple(
-            WorkerGauges(w.spec.pool, w.spec.node, w.metadata.name, roster.last_ready(w.metadata.name))
+            WorkerGauges(w.spec.pool, w.spec.node, w.metadata.name, roster.last_ready(w))
             for w in roster.planner.running
         ),
         desired_applied_timestamp=applied_at,
@@ -72,7 +76,7 @@ def _workers(traffic: Traffic, roster: Roster) -> list[dict[str, Any]]:
     workers = []
     for worker in roster.planner.workers:
         name = worker.metadata.name
-        report = roster.report_of(name)
+        report = roster.report_of(worker)
         lease = leases.get(name)
         workers.append(
             {
@@ -129,4 +133,4 @@ def _oldest(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _phases(pool: ServedPool, roster: Roster) -> Counter[str]:
-    return Counter(report.phase for report in roster.reports().values() if report.pool == pool.name)
+    return Counter(report.phase for report in roster.reports() if report.pool == pool.name)

@@ -270,15 +270,33 @@ class Traffic:
             case End():
                 self._ended(frame, running)
 
+    def agent_suspended(self, session: Session) -> None:
+        """Give the agent's slots nothing new while it is out of reach; what they have goes on."""
+        for pool, workers in self._slots_of(session):
+            self._perform(pool, pool.dispatch.agent_suspended(workers, self._loop.time()))
+
+    def agent_resumed(self, session: Session) -> None:
+        """Use the agent's slots again."""
+        for pool, workers in self._slots_of(session):
+            self._perform(pool, pool.dispatch.agent_resumed(workers, self._loop.time()))
+
     def agent_lost(self, session: Session) -> None:
         """Take the agent's slots out of use; what ran there runs elsewhere if nobody has seen anything of it."""
-        lost = [
-            (worker, self._slots.pop(worker)) for worker in list(self._slots) if self._slots[worker].session is session
-        ]
-        for pool in {slot.pool.name: slot.pool for _, slot in lost}.values():
-            workers = [worker for worker, slot in lost if slot.pool is pool]
+        slots = self._slots_of(session)
+        for _, workers in slots:
+            for worker in workers:
+                del self._slots[worker]
+        for pool, workers in slots:
             self._perform(pool, pool.dispatch.agent_lost(workers, self._loop.time()))
             self._forget_retired(pool)
+
+    def _slots_of(self, session: Session) -> list[tuple[ServedPool, list[str]]]:
+        """Return the workers that the session has offered, by pool."""
+        by_pool: dict[str, tuple[ServedPool, list[str]]] = {}
+        for worker, slot in self._slots.items():
+            if slot.session is session:
+                by_pool.setdefault(slot.pool.name, (slot.pool, []))[1].append(worker)
+        return list(by_pool.values())
 
     def _accepted(self, running: _Running) -> None:
         now = self._loop.time()

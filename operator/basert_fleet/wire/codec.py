@@ -26,6 +26,7 @@ from basert_fleet.wire.messages import (
     Message,
     Offer,
     Refused,
+    Rejected,
     ToAgent,
     ToGateway,
     Withdraw,
@@ -102,8 +103,8 @@ class Codec(Generic[Sent, Received]):
 def agent_codec() -> Codec[ToGateway, ToAgent]:
     """Return what an agent sends and reads."""
     return Codec(
-        msgspec.msgpack.Decoder(Frame[Desired | Lease | Cancel | Fragment | Bye]),
-        msgspec.msgpack.Decoder(Desired | Lease | Cancel),
+        msgspec.msgpack.Decoder(Frame[Desired | Lease | Cancel | Rejected | Fragment | Bye]),
+        msgspec.msgpack.Decoder(Desired | Lease | Cancel | Rejected),
     )
 
 

@@ -27,15 +27,24 @@ class Hello(Message, frozen=True):
     version: str
     memory_bytes: int | None
     """What workers may use on this node; None when the node cannot tell."""
+    workers: tuple[bytes, ...] = ()
+    """BasertWorker documents, as JSON: what the agent was told by whichever gateway, and has not ended yet."""
 
 
 class Desired(Message, frozen=True):
     """Gateway: what the node's workers should be. A worker that is not listed is left as it is."""
 
     revision: int
-    """Grows with each change; an older one is ignored."""
+    """Grows with each change on this link; an older one is ignored."""
     workers: tuple[bytes, ...]
     """BasertWorker documents, as JSON."""
+
+
+class Rejected(Message, frozen=True):
+    """Gateway: this agent is not taken, and the link ends. It may dial again."""
+
+    reason: str
+    """For a person: what was found, and what to do."""
 
 
 class WorkerStatus(Message, frozen=True):
@@ -148,5 +157,5 @@ class Cancel(Message, frozen=True):
     epoch: Epoch
 
 
-ToAgent: TypeAlias = Desired | Lease | Cancel
+ToAgent: TypeAlias = Desired | Lease | Cancel | Rejected
 ToGateway: TypeAlias = Hello | WorkerStatus | Offer | Withdraw | Accepted | Refused | Head | Body | End
