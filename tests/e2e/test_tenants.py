@@ -18,7 +18,7 @@ from support.fleet import MODEL, Fleet, fleet, pool
 from support.users import REQUEST_SECONDS, Got, Kind, body_of, judge
 
 KEYS = {"good": "sk-good-one", "bad": "sk-bad-one"}
-GOOD_USERS, BAD_USERS, WORKERS, ROUNDS = 16, 2, 8, 15
+GOOD_USERS, BAD_USERS, WORKERS, ROUNDS = 24, 2, 8, 40
 
 
 def keys_file() -> str:
