@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 
+from pydantic import ValidationError
 from structlog.typing import FilteringBoundLogger
 
 from basert_fleet.agent.node import allocatable_bytes
@@ -18,20 +20,47 @@ from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.isolation import DriftTrust
 from basert_fleet.core.lifecycle import State
 from basert_fleet.wire.link import Link
-from basert_fleet.wire.messages import Cancel, Desired, Hello, Lease, Refused, ToAgent, ToGateway, WorkerStatus
+from basert_fleet.wire.messages import (
+    Cancel,
+    Desired,
+    Hello,
+    Lease,
+    Refused,
+    Rejected,
+    ToAgent,
+    ToGateway,
+    WorkerStatus,
+)
 
 HOUSEKEEPING_SECONDS = 10.0
 """Chosen: an engine that floods its log writes a few times the log's bound in that time, no more."""
 
 
-class Agent:
-    """One node's workers, under one gateway. After `close` no process that it started is left.
+def keep_nothing(_documents: tuple[bytes, ...]) -> None:
+    """Keep no desired state: for an agent that lives and ends with its gateway."""
 
-    Making one takes its state directory over, and ends the processes that an earlier agent left there.
+
+class Agent:
+    """One node's workers, under one gateway: the endpoint of its link, and of each link after a lost one.
+
+    Making one takes its state directory over, and ends the processes that an earlier agent left there. After `close` no
+    process that it started is left.
     """
 
-    def __init__(self, node: str, state: StateDirectory, *, version: str, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        node: str,
+        state: StateDirectory,
+        *,
+        version: str,
+        log: FilteringBoundLogger,
+        keep: Callable[[tuple[bytes, ...]], None] = keep_nothing,
+    ) -> None:
+        """`keep` is called with what the workers should be, as JSON, when that has changed; it must not fail."""
         self._node, self._state, self._version, self._log = node, state, version, log
+        self._keep = keep
+        self.on_status: list[Callable[[WorkerStatus], None]] = []
+        """Called with each status of a worker when it changes, whether or not there is a gateway to tell."""
         self._incarnation = secrets.token_hex(8)
         self._link: Link[ToGateway] | None = None
         self._workers: dict[str, Worker] = {}
@@ -43,15 +72,19 @@ class Agent:
         self._trusts: defaultdict[tuple[str, str], DriftTrust] = defaultdict(DriftTrust)
         """By pool and template: what is known of a build's counters says nothing about another's."""
         self._revision = 0
+        self._draining = False
         self._housekeeping: asyncio.Task[None] | None = None
         self._end_leftovers()
 
     # --- the link
 
     def bind(self, link: Link[ToGateway]) -> None:
-        """Introduce the agent on a new link, and say how every worker is."""
-        self._link = link
-        link.send(Hello(self._node, self._incarnation, self._version, allocatable_bytes()))
+        """Introduce the agent on a new link, and say how every worker is.
+
+        Whoever is at its other end may be a new gateway, which counts its revisions from the beginning.
+        """
+        self._link, self._revision = link, 0
+        link.send(Hello(self._node, self._incarnation, self._version, allocatable_bytes(), self._held()))
         for status in [*(worker.status() for worker in self._workers.values()), *self._given_up.values()]:
             link.send(status)
         for worker in self._workers.values():
@@ -72,6 +105,14 @@ class Agent:
                     worker.cancel(message)
             case Desired():
                 self._apply(message)
+            case Rejected():
+                self._log.warning("agent refused", reason=message.reason)
+
+    def link_suspended(self) -> None:
+        """Go on: what is sent meanwhile arrives once the link is resumed, or never, and `link_lost` tells that."""
+
+    def link_resumed(self) -> None:
+        """Go on: nothing was lost."""
 
     def link_lost(self) -> None:
         """Take note that the gateway is gone. Workers stay: absence is never an instruction (promise 5)."""
@@ -80,19 +121,29 @@ class Agent:
             worker.abandoned()
 
     def _send(self, message: ToGateway) -> None:
+        if isinstance(message, WorkerStatus):
+            for callback in self.on_status:
+                callback(message)
         if self._link is not None:
             self._link.send(message)
 
     # --- the workers
 
-    async def drain(self, seconds: float) -> None:
-        """Stop all workers after their leases; those that need longer than `seconds` are left to `close`."""
+    def restore(self, documents: Iterable[bytes]) -> None:
+        """Run what an earlier agent of this node was told last, until a gateway says otherwise (promise 5)."""
+        self._take(documents)
+
+    async def drain(self, seconds: float) -> bool:
+        """Stop all workers after their leases; say whether `seconds` were enough. The rest is left to `close`."""
+        self._draining = True
         for worker in self._workers.values():
             worker.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 for worker in list(self._workers.values()):
                     await worker.rested()
+                return True
+        return False
 
     async def close(self) -> None:
         """End all workers now. On return no process of theirs is left."""
@@ -112,11 +163,24 @@ class Agent:
         if desired.revision <= self._revision:
             return
         self._revision = desired.revision
-        for document in desired.workers:
-            worker = BasertWorker.model_validate_json(document)
+        self._take(desired.workers)
+        self._keep(self._held())
+
+    def _take(self, documents: Iterable[bytes]) -> None:
+        for document in documents:
+            try:
+                worker = BasertWorker.model_validate_json(document)
+            except ValidationError as error:  # of another release: the worker, if there is one, stays as it is
+                self._log.error("desired worker unreadable", problem=str(error))
+                continue
             if self._documents.get(worker.metadata.name) != document:
                 self._documents[worker.metadata.name] = document
                 self._apply_worker(worker)
+
+    def _held(self) -> tuple[bytes, ...]:
+        """Return the documents of all workers but those that were to stop and have."""
+        stopped = {name for name, worker in self._workers.items() if worker.has_stopped}
+        return tuple(document for name, document in self._documents.items() if name not in stopped)
 
     def _apply_worker(self, document: BasertWorker) -> None:
         """Start or change one worker; one that cannot be had is FATAL and keeps no other from starting."""
@@ -142,6 +206,8 @@ class Agent:
             trust_of=lambda template: self._trusts[pool, template],
             send=self._send,
         )
+        if self._draining:
+            worker.stop()
         self._workers[name] = worker
         self._given_up.pop(name, None)
         self._send(worker.status())

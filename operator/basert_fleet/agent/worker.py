@@ -100,9 +100,9 @@ class Worker:
         return not self._stopping and self._worker.spec.state is WorkerState.RUNNING
 
     @property
-    def at_rest(self) -> bool:
-        """Whether no process exists and none is wanted."""
-        return self._state is State.STOPPED and not self.wanted
+    def has_stopped(self) -> bool:
+        """Whether its document asks for no process, and there is none."""
+        return self._state is State.STOPPED and self._worker.spec.state is WorkerState.STOPPED
 
     async def rested(self) -> None:
         """Return once no process of this worker exists."""

@@ -91,7 +91,7 @@ async def dial(
     """Keep one link to a gateway until cancelled; the link is then closed and `link_lost` told.
 
     `endpoint` (an Agent) is bound to each new link; it hears `link_lost` before the next one. `token` is called for
-    each attempt; an OSError of it is a failed attempt. `ca_file` replaces the system's authorities. `failed` is told of
+    each attempt; an OSError or FleetError of it is a failed attempt. `ca_file` replaces the system's authorities. `failed` is told of
     every attempt that came to nothing. `draw` is the jitter, so that tests can choose it; `counts` is added to.
 
     Raises:
@@ -217,7 +217,7 @@ class _Dialler:
             return {}
         try:
             return {"Authorization": authorization(self._token())}
-        except OSError as error:
+        except (OSError, FleetError) as error:
             raise DialFailed(f"The agent's token cannot be read: {error}") from error
 
     async def _wait_for_its_end(self, connection: WebSocketConnection) -> None:
