@@ -18,7 +18,8 @@ from basert_fleet.engine.command import command_line
 LOOPBACK = "127.0.0.1"
 FIRST_LOOK_SECONDS, LATER_LOOK_SECONDS, LOOK_GROWTH = 0.02, 0.5, 1.5
 """How soon a starting process is looked at, how often at most later, and how the pause grows."""
-PROGRESS_EVERY_SECONDS = 5.0
+PROGRESS_EVERY_SECONDS = 60.0
+"""Chosen: a look goes over all processes of the machine, so it must be rare where many workers start."""
 STALLED_SECONDS = 600.0
 """Chosen: a model may load for many minutes (C18), but not for ten without using CPU or touching memory."""
 HEALTH_SECONDS = 1.0
@@ -65,33 +66,47 @@ async def listening(slot: Slot) -> None:
     Raises:
         StartFailed: it exited, made no progress, or somebody else has its port.
     """
-    loop = asyncio.get_running_loop()
-    pause, progress = FIRST_LOOK_SECONDS, Progress(0.0, 0)
-    progressed_at = checked_at = loop.time()
-    while not await _answers(slot):
-        if not slot.child.alive:
-            raise StartFailed(f"the process {slot.child.describe_exit()} before it listened on port {slot.line.port}")
-        now = loop.time()
-        if now - checked_at >= PROGRESS_EVERY_SECONDS:
-            checked_at, seen = now, slot.child.progress()
-            if seen != progress:
-                progress, progressed_at = seen, now
-            elif now - progressed_at >= STALLED_SECONDS:
-                raise StartFailed(f"the process used neither CPU nor more memory for {STALLED_SECONDS:.0f} seconds")
-        await asyncio.wait({slot.child.exited}, timeout=pause)
-        pause = min(pause * LOOK_GROWTH, LATER_LOOK_SECONDS)
+    patience = _Patience(slot)
+    while not await _accepts(slot.line):
+        await patience.wait()
+    if not slot.child.listens_on(slot.line.port):
+        patience.require_alive()
+        raise StartFailed(f"another program listens on port {slot.line.port}, which was chosen for this worker")
+    while not await slot.line.probes.healthy(HEALTH_SECONDS):
+        await patience.wait()
     slot.line.remember(await slot.line.ask())
 
 
-async def _answers(slot: Slot) -> bool:
-    """Say whether the process listens on its port and answers there; a stranger's answer is an error (C13)."""
-    if not await _accepts(slot.line):
-        return False
-    if not slot.child.listens_on(slot.line.port):
-        if slot.child.alive:
-            raise StartFailed(f"another program listens on port {slot.line.port}, which was chosen for this worker")
-        return False
-    return await slot.line.probes.healthy(HEALTH_SECONDS)
+class _Patience:
+    """How long one starting process is waited for: as long as it lives and gets on."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._pause = FIRST_LOOK_SECONDS
+        self._progress = Progress(0.0, 0)
+        self._progressed_at = self._checked_at = asyncio.get_running_loop().time()
+
+    def require_alive(self) -> None:
+        """Give up on a process that is gone."""
+        child = self._slot.child
+        if not child.alive:
+            raise StartFailed(f"the process {child.describe_exit()} before it listened on port {self._slot.line.port}")
+
+    async def wait(self) -> None:
+        """Wait a little, longer each time, unless nothing will come of it."""
+        self.require_alive()
+        self._require_progress(asyncio.get_running_loop().time())
+        await asyncio.wait({self._slot.child.exited}, timeout=self._pause)
+        self._pause = min(self._pause * LOOK_GROWTH, LATER_LOOK_SECONDS)
+
+    def _require_progress(self, now: float) -> None:
+        if now - self._checked_at < PROGRESS_EVERY_SECONDS:
+            return
+        self._checked_at, seen = now, self._slot.child.progress()
+        if seen != self._progress:
+            self._progress, self._progressed_at = seen, now
+        elif now - self._progressed_at >= STALLED_SECONDS:
+            raise StartFailed(f"the process used neither CPU nor more memory for {STALLED_SECONDS:.0f} seconds")
 
 
 async def _accepts(line: EngineLine) -> bool:
