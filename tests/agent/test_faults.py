@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,14 @@ from basert_fleet.agent import generation
 from basert_fleet.core.delivery import Outcome, VerifyMode
 from basert_fleet.core.verdict import Reason, VerdictKind
 from basert_fleet.engine.canary import lookup_key_request
-from basert_fleet.wire.messages import Body, WorkerStatus
-from support.desk import Desk, desk, pool_document
+from basert_fleet.wire.messages import Body
+from support.desk import MODEL, chat, desk, pool_document
 from support.emulator import read_journal
-
-MODEL = "Qwen/Qwen3.6-35B-A3B"
-
-
-def chat(content: str, **more: Any) -> bytes:
-    """Return a plain chat request."""
-    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content}], **more}).encode()
 
 
 def overlaps(journal: Path) -> list[dict[str, Any]]:
     """Return the generations that began while another one ran in the same process."""
     return [entry for entry in read_journal(journal) if entry["event"] == "begin" and entry["overlap"]]
-
-
-def phases(front: Desk) -> list[str]:
-    """Return every phase that was reported, in order."""
-    return [message.phase for message in front.received if isinstance(message, WorkerStatus)]
 
 
 async def test_a_crash_ends_the_attempt_and_the_next_process_serves(tmp_path: Path) -> None:
@@ -44,7 +31,7 @@ async def test_a_crash_ends_the_attempt_and_the_next_process_serves(tmp_path: Pa
         assert "SIG" in end.error
         after, _ = await front.ask("after-crash")
         assert (after.outcome, after.epoch.generation) == (Outcome.RELEASED, 2)
-        assert "BACKOFF" not in phases(front)
+        assert "BACKOFF" not in front.phases()
 
 
 async def test_c12_a_swallowed_request_is_found_and_its_process_killed(
@@ -74,7 +61,7 @@ async def test_a_cancelled_stream_settles_and_its_slot_is_offered_again(tmp_path
     async with desk(tmp_path / "state") as front:
         front.want_pool(pool_document("--sim-tokens-per-second", "200", journal=journal))
         epoch = await front.lease(chat("[[len=2000]] go", stream=True, max_tokens=2000))
-        await front.until(lambda: any(isinstance(m, Body) and m.epoch == epoch for m in front.received))
+        await front.begun(epoch)
         front.cancel(epoch)
         end = await front.end(epoch)
         assert (end.outcome, end.verdict.kind) == (Outcome.CANCELLED, VerdictKind.CLEAN)
@@ -89,7 +76,7 @@ async def test_c39_a_generation_that_goes_on_after_a_cancel_keeps_its_slot(tmp_p
     async with desk(tmp_path / "state") as front:
         front.want_pool(pool_document("--sim-tokens-per-second", "100", journal=journal))
         epoch = await front.lease(chat("[[fault=run-on]] [[len=60]]", stream=True, max_tokens=60))
-        await front.until(lambda: any(isinstance(m, Body) and m.epoch == epoch for m in front.received))
+        await front.begun(epoch)
         front.cancel(epoch)
         await front.end(epoch)
         after, _ = await front.ask("after-run-on")
@@ -118,7 +105,7 @@ async def test_a_truncated_stream_runs_elsewhere_and_its_worker_is_tested(tmp_pa
         end = await front.end(await front.lease(chat("[[fault=truncate]] [[len=50]]", stream=True)))
         assert end.outcome is Outcome.WORKER_LOST
         assert (await front.offer()).generation == 1
-        assert "TESTING" in phases(front)
+        assert "TESTING" in front.phases()
 
 
 async def test_c16_silent_slots_during_a_prefill_kill_nobody(tmp_path: Path) -> None:
@@ -193,7 +180,7 @@ async def test_no_healthy_build_is_recycled(tmp_path: Path, counters: str) -> No
             assert (await front.end(await front.lease(chat("hello")))).outcome is Outcome.RELEASED
             assert (await front.end(await front.lease(chat("[[len=30]]", max_tokens=9)))).outcome is Outcome.RELEASED
             epoch = await front.lease(chat("[[len=4000]]", max_tokens=4000, stream=True))
-            await front.until(lambda epoch=epoch: any(isinstance(m, Body) and m.epoch == epoch for m in front.received))
+            await front.begun(epoch)
             front.cancel(epoch)
             assert (await front.end(epoch)).outcome is Outcome.CANCELLED
         assert (await front.offer()).generation == 1
@@ -218,7 +205,7 @@ async def test_a_request_that_the_engine_refuses_is_passed_on_at_once(tmp_path: 
         end = await front.end(await front.lease(b'{"model": "m"}'))
         assert (end.outcome, end.verdict.kind) == (Outcome.RELEASED, VerdictKind.CLEAN)
         assert (await front.offer()).generation == 1
-        assert "TESTING" not in phases(front)
+        assert "TESTING" not in front.phases()
 
 
 async def test_a_worker_that_may_no_longer_go_without_slots_leaves_service(tmp_path: Path) -> None:

@@ -213,4 +213,6 @@ def stopped(worker: BasertWorker) -> BasertWorker:
 
 def replanned(pool: BasertPool, workers: list[BasertWorker]) -> list[BasertWorker]:
     """Return the same workers as a changed pool wants them at once, whether they serve or not."""
-    return list(plan([pool], [NodeView(NODE, None, connected=True)], [WorkerView(worker) for worker in workers]).workers)
+    return list(
+        plan([pool], [NodeView(NODE, None, connected=True)], [WorkerView(worker) for worker in workers]).workers
+    )

@@ -140,14 +140,12 @@ class Worker:
             self._run.cancel()
 
     def abandoned(self) -> None:
-        """Take note that the gateway is gone: nobody wants what it was given, and what was offered is taken back."""
+        """Take note that the gateway is gone: nobody wants what it was given."""
         if self._run is not None:
             self._run.cancel()
-        self._offers.withdraw()
-        self._changed.set()
 
     def introduced(self) -> None:
-        """Take note of a new link: what was offered while there was none reached nobody, and is offered anew."""
+        """Take note of a new link: what was offered before it is taken back, and offered anew on it."""
         self._offers.withdraw()
         self._changed.set()
 
