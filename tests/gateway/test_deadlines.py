@@ -10,8 +10,8 @@ from basert_fleet.core.delivery import Outcome, Part
 from basert_fleet.core.verdict import Reason, Verdict
 from basert_fleet.gateway.app import ClientApi
 from basert_fleet.gateway.auth import Keys
+from basert_fleet.gateway.client_protocol import ABORT
 from basert_fleet.gateway.fleet import Fleet
-from basert_fleet.gateway.server import ABORT
 from basert_fleet.telemetry.logs import make_logger
 from support.scripted_agent import ENDING, ROLE, ScriptedAgent, pool, text
 from support.virtual_loop import run_virtual

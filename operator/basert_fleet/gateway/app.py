@@ -17,9 +17,9 @@ from basert_fleet.engine.request import InvalidRequest, peek
 from basert_fleet.gateway import cors
 from basert_fleet.gateway.asgi import header, respond
 from basert_fleet.gateway.ask import Ask, Terms, new_request_id, request_id
+from basert_fleet.gateway.client_protocol import ABORT
 from basert_fleet.gateway.errors import Code, Failure, RequestFault
 from basert_fleet.gateway.outcomes import CANCELLED, outcome_of
-from basert_fleet.gateway.server import ABORT
 from basert_fleet.gateway.uploads import ClientLeft, UploadLimits, Uploads
 from basert_fleet.gateway.writer import ClientStalled, write_response
 
@@ -46,6 +46,10 @@ class ClientApi:
         self._keys = keys
         self._uploads = Uploads(limits or UploadLimits())
 
+    def refused(self, code: Code) -> None:
+        """Count what the server has refused before it came here."""
+        self._fleet.metrics.refused(outcome_of(code))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["method"] == "OPTIONS":
@@ -56,7 +60,7 @@ class ClientApi:
         try:
             await self._route(scope, receive, send, trace_id)
         except RequestFault as fault:
-            self._fleet.metrics.refused(outcome_of(fault.failure.code))
+            self.refused(fault.failure.code)
             await _fail(send, fault.failure, trace_id)
         except ClientLeft:
             self._fleet.metrics.refused(CANCELLED)

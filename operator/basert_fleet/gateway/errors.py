@@ -36,6 +36,8 @@ class Code(StrEnum):
     UNSUPPORTED_ENDPOINT = "unsupported_endpoint"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CLIENT_TOO_SLOW = "client_too_slow"
+    HEAD_TOO_LARGE = "head_too_large"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -74,6 +76,8 @@ ERRORS: Mapping[Code, Row] = MappingProxyType({
     Code.UNSUPPORTED_ENDPOINT:  Row(404, "invalid_request_error", Blame.CLIENT),
     Code.METHOD_NOT_ALLOWED:    Row(405, "invalid_request_error", Blame.CLIENT),
     Code.CLIENT_TOO_SLOW:       Row(408, "invalid_request_error", Blame.CLIENT),
+    Code.HEAD_TOO_LARGE:        Row(431, "invalid_request_error", Blame.CLIENT),
+    Code.TOO_MANY_CONNECTIONS:  Row(503, "server_error", Blame.FLEET, retry=True),
     Code.INTERNAL_ERROR:        Row(500, "server_error", Blame.FLEET),
 })  # fmt: skip
 

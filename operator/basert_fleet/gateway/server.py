@@ -1,31 +1,27 @@
 """Serving an ASGI application on a port of the running loop, with what uvicorn does not give.
 
-No signal handlers (the composer has them), no access log (one line per lease is enough), and a way for the application
-to abort a connection whose client does not read.
+No signal handlers (the composer has them), no access log (one line per lease is enough), and no more connections than
+leave descriptors for the workers; `client_protocol` has the limits of each one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from basert_fleet.core.errors import FleetError
+from basert_fleet.gateway.client_protocol import limited_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from uvicorn._types import ASGI3Application
-
-ABORT = "basert_fleet.abort"
-"""The ASGI extension: a call that drops the connection at once, unsent bytes included.
-
-uvicorn closes gracefully, and so waits forever for a client that never reads.
-"""
+    from basert_fleet.gateway.asgi import Application
+    from basert_fleet.gateway.errors import Code
 
 KEEP_ALIVE_SECONDS = 75
 """Idle client connections; longer than the 60 s after which common load balancers stop reusing one."""
@@ -33,6 +29,22 @@ DATE_SECONDS = 1.0
 """Between renewals of the date header, which has no finer resolution."""
 BACKLOG = 2048
 """Connections that wait for accept; uvicorn's default, enough for all clients of a fleet to reconnect at once."""
+RESERVED_FILES = 128
+"""Descriptors that clients never get: those of a fleet's own ports and files, and of each worker.
+
+Chosen; 16 and 2 for each ready worker were measured, a start takes some more for a while. Half of all where a process
+may have fewer than twice as many.
+"""
+UNLIMITED_FILES = 10_240
+"""What is counted on where the system names no limit: as many as macOS gives anyway."""
+
+
+def most_connections(open_files: int) -> int:
+    """Return how many connections a process may have that may have so many open files.
+
+    A quarter of what is left beside the reserve stays free for those that are accepted at once, and refused only then.
+    """
+    return (open_files - min(RESERVED_FILES, open_files // 2)) * 3 // 4
 
 
 class ListenFailed(FleetError):
@@ -46,12 +58,6 @@ class ListenFailed(FleetError):
             "Another program may use the port: stop it, or choose another address."
         )
         self.host, self.port = host, port
-
-
-class _ClientProtocol(HttpToolsProtocol):
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item] # an extension of our own
 
 
 class _Server(uvicorn.Server):
@@ -80,6 +86,10 @@ class _Server(uvicorn.Server):
                     await self._stopping.wait()
 
 
+def _count_nowhere(_code: Code) -> None:
+    """Stand in where refusals are not counted."""
+
+
 class HttpServer:
     """One application on one address; use `start`."""
 
@@ -89,23 +99,36 @@ class HttpServer:
         self.host, self.port = listener.getsockname()[:2]
 
     @classmethod
-    async def start(cls, app: ASGI3Application, host: str, port: int) -> HttpServer:
+    async def start(
+        cls,
+        app: Application,
+        host: str,
+        port: int,
+        *,
+        connections: int | None = None,
+        refused: Callable[[Code], None] = _count_nowhere,
+    ) -> HttpServer:
         """Listen and return once connections are accepted; port 0 picks a free one.
+
+        More than so many connections are refused with 503 and closed; by default as many as the process has descriptors
+        for. `refused` is called with the reason of each refusal that the application does not see.
 
         Raises:
             ListenFailed: the address is in use, not ours, or not allowed.
         """
-        listener = _listen(host, port)
+        most = most_connections(_open_files()) if connections is None else connections
+        backlog = max(1, min(BACKLOG, most // 3))  # so many may be accepted before the first of them is refused
+        listener = _listen(host, port, backlog)
         config = uvicorn.Config(
             app,
-            http=_ClientProtocol,
+            http=limited_to(most, refused),
             ws="none",
             lifespan="off",  # the fleet's life is its composer's
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            backlog=BACKLOG,
+            backlog=backlog,
         )
         server = cls(_Server(config), listener)
         await server._server.listening.wait()
@@ -122,7 +145,7 @@ class HttpServer:
         self._task.result()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -131,8 +154,13 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
+        listener.listen(backlog)
     except OSError as error:
         listener.close()
         raise ListenFailed(host, port, error) from error
     return listener
+
+
+def _open_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED_FILES if soft == resource.RLIM_INFINITY else soft
