@@ -17,7 +17,8 @@ from typing import BinaryIO
 
 import pytest
 
-from basert_fleet.cli import up
+from basert_fleet.cli import process, up
+from basert_fleet.cli.endpoint import name_of_state
 from basert_fleet.cli.exits import Exit
 from basert_fleet.cli.main import COMMANDS, main
 
@@ -198,9 +199,9 @@ def test_the_state_directory_follows_the_file(tmp_path: Path, monkeypatch: pytes
     one, two = tmp_path / "a" / "fleet.yaml", tmp_path / "b" / "fleet.yaml"
     one.parent.mkdir()
     monkeypatch.chdir(one.parent)
-    assert up.default_state_dir(one) == up.default_state_dir(Path("fleet.yaml"))
-    assert up.default_state_dir(one) != up.default_state_dir(two)
-    assert up.default_state_dir(one).parent == Path.home() / ".local/state/basert-fleet"
+    assert name_of_state(one) == name_of_state(Path("fleet.yaml"))
+    assert name_of_state(one) != name_of_state(two)
+    assert process.state_home("x") == Path.home() / ".local/state/basert-fleet/x"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_the_state_directory_follows_the_file(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_node_is_called_by_its_host_name(hostname: str, node: str) -> None:
     """The name is one that metrics and Kubernetes take."""
-    assert up.node_name(hostname) == node
+    assert process.node_name(hostname) == node
 
 
 def test_defaults_are_loopback() -> None:

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from basert_fleet.agent.state import StateDirectoryHeld
-from basert_fleet.cli import standalone
+from basert_fleet.cli import endpoint
+from basert_fleet.cli.endpoint import EndpointSettings
 from basert_fleet.cli.fleetfile import read_pools
 from basert_fleet.cli.followed import Followed
 from basert_fleet.cli.listen import Address
@@ -78,10 +79,14 @@ async def fleet(folder: Path, replicas: int, keys_file: Path | None = None) -> A
     running = Running(folder / "fleet.yaml", Interrupts())
     running.scale(replicas)
     settings = Settings(
-        fleet_file=Followed(running.file, lambda content: read_pools(content, "fleet.yaml")),
-        keys_file=None if keys_file is None else Followed(keys_file, lambda content: read_keys(content, "keys.yaml")),
-        listen=LOOPBACK,
-        ops_listen=LOOPBACK,
+        endpoint=EndpointSettings(
+            fleet_file=Followed(running.file, lambda content: read_pools(content, "fleet.yaml")),
+            keys_file=None
+            if keys_file is None
+            else Followed(keys_file, lambda content: read_keys(content, "keys.yaml")),
+            listen=LOOPBACK,
+            ops_listen=LOOPBACK,
+        ),
         state_dir=folder / "state",
         node="desk",
     )
@@ -99,7 +104,7 @@ async def fleet(folder: Path, replicas: int, keys_file: Path | None = None) -> A
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at files often, so that no test waits for a second to pass."""
-    monkeypatch.setattr(standalone, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(endpoint, "POLL_SECONDS", 0.01)
 
 
 async def test_a_fleet_starts_serves_and_stops(tmp_path: Path) -> None:
@@ -225,10 +230,12 @@ async def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> No
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.format(replicas=1, command=EMULATOR))
     settings = Settings(
-        fleet_file=Followed(file, lambda content: read_pools(content, "fleet.yaml")),
-        keys_file=None,
-        listen=LOOPBACK,
-        ops_listen=Address("127.0.0.1", port),
+        endpoint=EndpointSettings(
+            fleet_file=Followed(file, lambda content: read_pools(content, "fleet.yaml")),
+            keys_file=None,
+            listen=LOOPBACK,
+            ops_listen=Address("127.0.0.1", port),
+        ),
         state_dir=tmp_path / "state",
         node="desk",
     )

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,39 +160,49 @@ class StateDirectory:
             StateUnusable: the file cannot be opened.
         """
         path = self._slots / slot
-        descriptor = self._locked(path)
+        descriptor = _locked(path, self.directory)
         if descriptor is None:
             raise SlotAlreadyHeld(slot, path)
         return SlotRecord(path, descriptor)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the whole directory to this fleet within the block.
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the whole directory to this fleet within the block, as `held` does."""
+        return held(self.directory)
 
-        Raises:
-            StateDirectoryHeld: another fleet runs on it.
-            StateUnusable: the lock cannot be opened.
-        """
-        descriptor = self._locked(self.directory / "lock")
-        if descriptor is None:
-            raise StateDirectoryHeld(self.directory)
-        try:
-            yield
-        finally:
-            os.close(descriptor)
 
-    def _locked(self, path: Path) -> int | None:
-        """Return a descriptor that holds the file's lock until it is closed, or None if another one does."""
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        except OSError as error:
-            raise StateUnusable(self.directory, error) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return None
-        return descriptor
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Keep a state directory to this process within the block; it is created if need be.
+
+    Raises:
+        StateDirectoryHeld: another fleet runs on it.
+        StateUnusable: it cannot be created, or the lock cannot be opened.
+    """
+    try:
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateUnusable(directory, error) from error
+    descriptor = _locked(directory / "lock", directory)
+    if descriptor is None:
+        raise StateDirectoryHeld(directory)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path, directory: Path) -> int | None:
+    """Return a descriptor that holds the file's lock until it is closed, or None if another one does."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise StateUnusable(directory, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def boot_time() -> float:

@@ -7,7 +7,7 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from basert_fleet.cli import check, up, validate, version
+from basert_fleet.cli import agent, check, gateway, up, validate, version
 from basert_fleet.cli.exits import Exit
 
 if TYPE_CHECKING:
@@ -33,7 +33,16 @@ class Command(Protocol):
         """Run the command; return the exit status."""
 
 
-COMMANDS: Mapping[str, Command] = MappingProxyType({"up": up, "validate": validate, "check": check, "version": version})
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "up": up,
+        "gateway": gateway,
+        "agent": agent,
+        "validate": validate,
+        "check": check,
+        "version": version,
+    }
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

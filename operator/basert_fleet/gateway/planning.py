@@ -132,9 +132,10 @@ class Planner:
         return {node.name: news for node in nodes if node.connected and (news := self._news(node.name)) is not None}
 
     def _news(self, node: str) -> Desired | None:
+        """Return what a node has not been told; the first news of a session comes also when it has no workers."""
         mine = {w.metadata.name: self._documents[w.metadata.name] for w in self._plan.workers if w.spec.node == node}
         documents = tuple((_documents(self._strays.get(node, {}).values()) | mine).values())
-        if self._told.get(node, ()) == documents:
+        if self._told.get(node) == documents:
             return None
         self._told[node] = documents
         self._revision += 1

@@ -51,7 +51,7 @@ class Roster:
         self._planned = planned
         self._wall = wall
         self._keep = beginnings.keep
-        self._pools: tuple[BasertPool, ...] = ()
+        self._pools: tuple[BasertPool, ...] | None = None
         self._sessions: dict[str, Session] = {}
         self._nodes: dict[str, NodeView] = {}
         self._last_ready: dict[str, float] = {}
@@ -162,9 +162,12 @@ class Roster:
             self._due = self._loop.call_soon(self._plan)
 
     def _plan(self) -> None:
+        """Plan now; before the first `apply` nobody has said what is wanted, and that is not nothing."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
+        if self._pools is None:
+            return
         placement = Placement.OPEN if self._arrivals is None else Placement.HELD
         news = self.planner.replan(self._pools, self.nodes, self.report_of, placement)
         if self.planner.documents != self._kept:
