@@ -131,6 +131,14 @@ def test_warnings_of_libraries_go_the_same_way():
     with LineSink(stream) as sink:
         with standard_logging_to(sink):
             library.info("detail")
-            library.warning("odd: %s", "\ud800")
+            library.warning("odd: %s", "é")
         library.warning("after")
-    assert stream.getvalue() == b"WARNING some.library: odd: \\ud800\n"
+    assert stream.getvalue() == "WARNING some.library: odd: é\n".encode()
+
+
+def test_a_text_that_is_no_unicode_is_said_all_the_same():
+    """Half a surrogate pair, as in a file name or an engine's words, is written as its escape."""
+    stream = io.BytesIO()
+    with LineSink(stream) as sink:
+        sink.say("odd: \ud800")
+    assert stream.getvalue() == b"odd: \\ud800\n"
