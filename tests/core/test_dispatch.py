@@ -126,7 +126,7 @@ def test_a_retry_goes_to_the_freshest_process() -> None:
     run_to_end(dispatch, "a", "w", epoch(1), start=0.0, end=1.0)
     for worker, served in {"old": 4, "new": 0, "young": 1}.items():
         dispatch.offer(worker, epoch(1), 1.0, served=served)
-    assert assigned(dispatch.retry("a", frozenset({("w", 1)}), 1.0)) == [("a", "new")]
+    assert assigned(dispatch.retry("a", frozenset({("w", epoch(1).process)}), 1.0)) == [("a", "new")]
 
 
 def test_a_request_that_needs_a_fresh_process_waits_for_it_and_gets_it_first() -> None:
@@ -137,7 +137,7 @@ def test_a_request_that_needs_a_fresh_process_waits_for_it_and_gets_it_first() -
     for name in "bc":
         dispatch.enqueue(make_request(name, priority=Priority.HIGH), 0.0)
     run_to_end(dispatch, "a", "w", epoch(1), start=0.0, end=1.0)
-    assert dispatch.retry("a", frozenset({("w", 1)}), 1.0, fresh=True) == ()
+    assert dispatch.retry("a", frozenset({("w", epoch(1).process)}), 1.0, fresh=True) == ()
     assert assigned(dispatch.offer("x", epoch(1), 2.0, served=1)) == [("b", "x")]
     assert assigned(dispatch.offer("w", epoch(2, generation=2), 3.0, served=0)) == [("a", "w")]
 
@@ -228,7 +228,7 @@ def test_a_retry_keeps_its_place_and_avoids_the_process() -> None:
     for name in "abc":
         dispatch.enqueue(make_request(name), 0.0)
     run_to_end(dispatch, "a", "w", epoch(1), start=0.1, end=5.0)
-    assert dispatch.retry("a", frozenset({("w", 1)}), 5.0) == ()
+    assert dispatch.retry("a", frozenset({("w", epoch(1).process)}), 5.0) == ()
     assert assigned(dispatch.offer("w", epoch(2), 6.0)) == [("b", "w")]
     assert assigned(dispatch.offer("w", epoch(3, generation=2), 9.0)) == [("a", "w")]
 
@@ -239,10 +239,10 @@ def test_exclusions_of_several_retries_add_up() -> None:
     dispatch.offer("v", epoch(1), 0.0)
     dispatch.enqueue(make_request("a"), 0.0)
     run_to_end(dispatch, "a", "v", epoch(1), start=0.1, end=5.0)
-    dispatch.retry("a", frozenset({("v", 1)}), 5.0)
+    dispatch.retry("a", frozenset({("v", epoch(1).process)}), 5.0)
     dispatch.offer("w", epoch(1), 6.0)
     run_to_end(dispatch, "a", "w", epoch(1), start=6.0, end=7.0)
-    dispatch.retry("a", frozenset({("w", 1)}), 7.0)
+    dispatch.retry("a", frozenset({("w", epoch(1).process)}), 7.0)
     assert dispatch.offer("v", epoch(2), 8.0) == ()
     assert dispatch.offer("w", epoch(2), 8.0) == ()
     assert assigned(dispatch.offer("x", epoch(1), 9.0)) == [("a", "x")]
@@ -255,7 +255,7 @@ def test_a_retry_is_never_refused_for_a_full_queue_or_the_waiting_limit() -> Non
     dispatch.enqueue(make_request("a", deadline=500.0), 0.0)
     dispatch.enqueue(make_request("b"), 0.0)
     run_to_end(dispatch, "a", "w", epoch(1), start=0.1, end=5.0)
-    assert dispatch.retry("a", frozenset({("w", 1)}), 5.0) == ()
+    assert dispatch.retry("a", frozenset({("w", epoch(1).process)}), 5.0) == ()
     assert dispatch.tick(499.0) == (Refuse("b", Refusal.QUEUE_TIMEOUT, 18),)
     assert dispatch.tick(500.0) == (Refuse("a", Refusal.REQUEST_TIMEOUT, None),)
 

@@ -24,7 +24,7 @@ from basert_fleet.core.dispatch import (
     Request,
     Retake,
 )
-from basert_fleet.core.epoch import Epoch
+from basert_fleet.core.epoch import Epoch, Process
 
 WORKERS = ("a-0", "a-1", "b-0")
 LIMITS = Limits(max_requests=4, max_bytes=40, max_wait_seconds=30.0)
@@ -45,7 +45,7 @@ class Known:
     number: int
     arrived: float
     where: Where = Where.WAITING
-    exclude: frozenset[tuple[str, int]] = frozenset()
+    exclude: frozenset[tuple[str, Process]] = frozenset()
     fresh: bool = False
     retried: bool = False
     ends: int = 0
@@ -121,7 +121,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         assert slot.offered
         assert slot.epoch == effect.epoch
         assert known.where is Where.WAITING
-        assert (effect.worker, effect.epoch.generation) not in known.exclude
+        assert (effect.worker, effect.epoch.process) not in known.exclude
         assert self.now < known.expires
         assert self.possible
         for other in self.waiting():
@@ -166,7 +166,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         return any(
             slot.offered
             and not slot.parked
-            and (worker, slot.generation) not in known.exclude
+            and (worker, slot.epoch.process) not in known.exclude
             and not (known.fresh and slot.served)
             for worker, slot in self.slots.items()
         )
@@ -270,7 +270,7 @@ class DispatchKeepsItsPromises(RuleBasedStateMachine):
         if request_id is None:
             return
         known = self.known[request_id]
-        exclude = frozenset((worker, self.slots[worker].generation) for worker in workers)
+        exclude = frozenset((worker, self.slots[worker].epoch.process) for worker in workers)
         known.exclude |= exclude
         known.where, known.retried, known.fresh = Where.WAITING, True, fresh
         self.perform(self.dispatch.retry(request_id, exclude, self.now, fresh=fresh))

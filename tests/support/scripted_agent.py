@@ -22,6 +22,7 @@ from basert_fleet.wire.messages import (
     Lease,
     Offer,
     Refused,
+    Rejected,
     WorkerStatus,
 )
 
@@ -83,15 +84,18 @@ class ScriptedAgent:
         pool: str = "qwen",
         node: str = "mac-1",
         incarnation: str = "aaaa",
+        brings: Sequence[bytes] = (),
     ) -> None:
         self.script = script or (lambda agent, lease: None)
         self.workers = tuple(workers)
         self.pool = pool
         self.node = node
         self.incarnation = incarnation
+        self.brings = tuple(brings)
         self.leases: list[Lease] = []
         self.cancels: list[Cancel] = []
         self.desired: list[Desired] = []
+        self.rejections: list[str] = []
         self.lost = False
         self.on_cancel: Callable[[ScriptedAgent, Cancel], None] = lambda agent, cancel: agent.end(
             cancel, Outcome.CANCELLED
@@ -102,10 +106,10 @@ class ScriptedAgent:
 
     def join(self, fleet, *, report: bool = True, offer: bool = True) -> ScriptedAgent:
         """Dial in, report all workers ready, and offer them."""
-        session = fleet.new_session()
-        self.link, to_agent = connect(self, session)
-        session.bind(to_agent)
-        self.link.send(Hello(self.node, self.incarnation, "0", None))
+        self.session = fleet.new_session()
+        self.link, to_agent = connect(self, self.session)
+        self.session.bind(to_agent)
+        self.link.send(Hello(self.node, self.incarnation, "0", None, self.brings))
         for worker in self.workers:
             if report:
                 self.report(worker, "READY")
@@ -191,7 +195,7 @@ class ScriptedAgent:
             self._changed.clear()
             await self._changed.wait()
 
-    def message_received(self, message: Desired | Lease | Cancel) -> None:
+    def message_received(self, message: Desired | Lease | Cancel | Rejected) -> None:
         match message:
             case Lease():
                 self.leases.append(message)
@@ -201,6 +205,8 @@ class ScriptedAgent:
                 self.on_cancel(self, message)
             case Desired():
                 self.desired.append(message)
+            case Rejected():
+                self.rejections.append(message.reason)
         self._changed.set()
 
     def link_lost(self) -> None:

@@ -15,6 +15,8 @@ from basert_fleet.core.verdict import Reason, Verdict, VerdictKind
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
+    from basert_fleet.core.epoch import Process
+
 
 class VerifyMode(StrEnum):
     """How much of a response waits for its slot to be judged. A later member holds more than an earlier one."""
@@ -135,9 +137,9 @@ class Deliver:
 class RunElsewhere:
     """Lease the request again, to none of these processes."""
 
-    exclude: frozenset[tuple[str, int]]
-    """The (worker, generation) pairs that failed it. The same worker's next generation may have it."""
-    avoid: frozenset[tuple[str, int]]
+    exclude: frozenset[tuple[str, Process]]
+    """The processes that failed it, with their workers. The same worker's next process may have it."""
+    avoid: frozenset[tuple[str, Process]]
     """Those whose answer was only doubted. Where there is no other worker, one that passed its test since may have it:
     to replace it would be to recycle a worker for a request's content (promise 7)."""
     agreed: frozenset[Reason]
@@ -200,8 +202,8 @@ class Attempts:
         """Begin a request. `replaces_contaminated` says whether its pool recycles a process that was found so."""
         self._max_attempts = max_attempts
         self._replaces_contaminated = replaces_contaminated
-        self._tried: list[tuple[str, int]] = []
-        self._doubted: set[tuple[str, int]] = set()
+        self._tried: list[tuple[str, Process]] = []
+        self._doubted: set[tuple[str, Process]] = set()
         self._agreed: frozenset[Reason] = frozenset()
         self._crashes = 0
         self._engine_errors = 0
@@ -212,9 +214,9 @@ class Attempts:
         """How many attempts were started."""
         return len(self._tried)
 
-    def started(self, worker: str, generation: int) -> None:
+    def started(self, worker: str, process: Process) -> None:
         """Note that a lease was accepted: this process has the request now."""
-        self._tried.append((worker, generation))
+        self._tried.append((worker, process))
 
     def released(self, part: Part) -> None:
         """Note that a piece went to the client.

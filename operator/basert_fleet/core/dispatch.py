@@ -263,7 +263,7 @@ class Dispatch:
         return self._conclude((), now)
 
     def retry(self, request_id: str, exclude: frozenset[Exclusion], now: float, *, fresh: bool = False) -> Effects:
-        """Let a request whose lease is over run again, in its old place, away from these (worker, generation).
+        """Let a request whose lease is over run again, in its old place, away from these processes.
 
         `fresh` asks for a process that has served nothing yet; such a process then goes to no other request before it.
 

@@ -8,6 +8,10 @@ like "newer", so comparing them is an error and not False.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+Process: TypeAlias = tuple[str, int]
+"""An incarnation and a generation: which process of a worker, and never that of another agent's by the same number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,11 @@ class Epoch:
     """Counts the processes of this worker, from 1."""
     counter: int
     """Counts the offers of this worker within the incarnation, from 1; never reset by a new process."""
+
+    @property
+    def process(self) -> Process:
+        """The process that it is an offer of; the same for all its offers."""
+        return self.incarnation, self.generation
 
     def is_newer_than(self, other: Epoch) -> bool:
         """Say whether this epoch came later.

@@ -180,7 +180,7 @@ class Slots:
     def _choice(self, demand: Demand) -> Idle | None:
         """Return the slot for a request; the first look succeeds unless processes are excluded."""
         order = reversed(self._order) if demand is ANYTHING else iter(self._order)
-        return next((i for i in order if demand.admits(i.worker, i.epoch.generation, i.served)), None)
+        return next((i for i in order if demand.admits(i.worker, i.epoch.process, i.served)), None)
 
     def _add_idle(self, idle: Idle) -> None:
         self._idle[idle.worker] = idle

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeAlias
 
+from basert_fleet.core.epoch import Process
 from basert_fleet.core.heap import KeyedHeap
 
 
@@ -18,8 +19,8 @@ class Priority(IntEnum):
     LOW = 2
 
 
-Exclusion: TypeAlias = tuple[str, int]
-"""A worker and the generation of its process."""
+Exclusion: TypeAlias = tuple[str, Process]
+"""A worker and its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class Demand:
     fresh: bool = False
     """Only a process that has served nothing yet."""
 
-    def admits(self, worker: str, generation: int, served: int) -> bool:
+    def admits(self, worker: str, process: Process, served: int) -> bool:
         """Say whether this process will do."""
-        return (worker, generation) not in self.exclude and not (self.fresh and served)
+        return (worker, process) not in self.exclude and not (self.fresh and served)
 
 
 ANYTHING = Demand()

@@ -80,7 +80,7 @@ class Exchange:
     def accepted(self, now: float) -> None:
         """The process has the request: this is an attempt."""
         assert self.epoch is not None  # noqa: S101 - leased() came first, or the fleet has a bug
-        self.attempts.started(self.worker, self.epoch.generation)
+        self.attempts.started(self.worker, self.epoch.process)
         self.waited_seconds += now - self._waiting_since
 
     def head(self, status: int, content_type: str) -> None:

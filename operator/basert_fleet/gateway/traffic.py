@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from basert_fleet.core.api import BasertPool
-    from basert_fleet.core.dispatch import Effect
+    from basert_fleet.core.dispatch import Effect, Exclusion
     from basert_fleet.core.epoch import Epoch
     from basert_fleet.gateway.ask import Ask
     from basert_fleet.gateway.exchange import Exchange
@@ -345,7 +345,7 @@ class Traffic:
                 self._conclude(pool, exchange, outcome_of(Code(follows.code)))
         return pool.dispatch.finished(exchange.ask.request_id, now)
 
-    def _has_others(self, pool: ServedPool, avoided: frozenset[tuple[str, int]]) -> bool:
+    def _has_others(self, pool: ServedPool, avoided: frozenset[Exclusion]) -> bool:
         """Say whether the pool has a worker beside these that serves, or will again by itself."""
         names = {worker for worker, _ in avoided}
         others = (slot.session.reports.get(name) for name, slot in self._slots.items() if name not in names)
