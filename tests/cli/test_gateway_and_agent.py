@@ -1,0 +1,165 @@
+"""The two programs of a fleet across machines: what they refuse to start with, and what they tell a person."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from basert_fleet.cli.exits import Exit
+from basert_fleet.cli.main import main
+from support.fleet import MODEL, free_ports, pool, write_pools
+from support.links import Program, agent_program, gateway_program
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A fleet file with one emulated worker."""
+    write_pools(tmp_path, pool(replicas=1))
+    return tmp_path / "fleet.yaml"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for loopback, and its key."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--agents-listen", "0.0.0.0:0"], "0.0.0.0"),
+        (["--agents-listen", "0.0.0.0:0", "--agent-token-file", "TOKEN"], "0.0.0.0"),
+        (["--listen", "0.0.0.0:0"], "give --keys-file"),
+        (["--tls-cert", "TOKEN"], "--tls-cert and --tls-key belong together"),
+        (["--tls-cert", "TOKEN", "--tls-key", "TOKEN"], "cannot use"),
+        (["--agent-token-file", "EMPTY"], "holds no token"),
+        (["--agent-token-file", "MISSING"], "cannot read"),
+    ],
+)
+def test_a_gateway_that_would_be_open_or_broken_does_not_start(
+    options: list[str], told: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anything but loopback needs TLS and tokens for agents, keys for clients; wrong files are told by name."""
+    (tmp_path / "TOKEN").write_text("secret\n")
+    (tmp_path / "EMPTY").write_text("\n")
+    named = [str(tmp_path / word) if word.isupper() else word for word in options]
+    assert main(["gateway", str(file), *named]) == Exit.USAGE
+    err = capsys.readouterr().err
+    assert told in err
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ws://fleet.example:8081"], "unencrypted"),
+        (["http://127.0.0.1:8081"], "no gateway's address"),
+        (["wss://127.0.0.1:8081", "--ca", "MISSING"], "cannot use"),
+        (["ws://127.0.0.1:8081", "--token-file", "MISSING"], "cannot read"),
+    ],
+)
+def test_an_agent_that_would_leak_or_never_connect_does_not_start(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts and tokens never cross a network in the clear; wrong files are told now, not at the first dial."""
+    named = [str(tmp_path / word) if word.isupper() else word for word in arguments]
+    assert main(["agent", *named]) == Exit.USAGE
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["agent", "ws://127.0.0.1:1", "--node", "Mac 1"],
+        ["agent", "ws://127.0.0.1:1", "--node", "a" * 64],
+        ["gateway", "f", "--wait-for-agents", "-1"],
+        ["gateway", "f", "--wait-for-agents", "soon"],
+        ["gateway", "f", "--wait-for-agents", "inf"],
+    ],
+)
+def test_values_that_mean_nothing_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """By status 2 and what was wrong."""
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == Exit.USAGE
+    assert "should be" in (err := capsys.readouterr().err) or "is no number" in err
+
+
+@asynccontextmanager
+async def programs(*all_of_them: Program) -> AsyncIterator[None]:
+    """Run programs; afterwards each ends by itself, with status 0, the last one first."""
+    try:
+        for program in all_of_them:
+            await program.start()
+        yield
+        for program in reversed(all_of_them):
+            assert await program.stop() == Exit.OK, program.log()
+    finally:
+        for program in all_of_them:
+            if program.process is not None:
+                await program.kill()
+
+
+async def test_a_wrong_token_is_told_at_both_ends_and_a_right_one_needs_no_restart(file: Path, tmp_path: Path) -> None:
+    """The agent says what to compare, the gateway that somebody was refused; mending the agent's file is enough."""
+    port, ops_port, agents = free_ports(3)
+    (tmp_path / "tokens").write_text("old-token\nnew-token\n")
+    (tmp_path / "token").write_text("stale-token\n")
+    gateway = gateway_program(tmp_path, port, ops_port, agents, "--agent-token-file", str(tmp_path / "tokens"))
+    agent = agent_program(tmp_path, "mac-1", agents, "--token-file", str(tmp_path / "token"))
+    async with programs(gateway, agent):
+        await agent.says("does not know this agent's token")
+        await gateway.says("an agent was refused: its token is none of --agent-token-file")
+        (tmp_path / "token").write_text("new-token\n")
+        await agent.says(f"connected to ws://127.0.0.1:{agents}")
+        await gateway.says("node mac-1 is connected")
+        await agent.says("is ready")
+    for program in (gateway, agent):
+        assert not any(token in program.log() for token in ("old-token", "new-token", "stale-token"))
+
+
+async def test_an_agent_dials_by_tls_and_the_fleet_serves(
+    file: Path, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    """With a certificate that --ca names; a client gets its answer, and both ends tell how it went."""
+    cert, key = certificate
+    port, ops_port, agents = free_ports(3)
+    gateway = gateway_program(tmp_path, port, ops_port, agents, "--tls-cert", str(cert), "--tls-key", str(key))
+    agent = agent_program(tmp_path, "mac-1", agents, "--ca", str(cert))
+    agent.arguments[1] = f"wss://127.0.0.1:{agents}"
+    async with programs(gateway, agent):
+        await gateway.says("Ready.")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+            answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == httpx.codes.OK
+    assert f"agents dial wss://127.0.0.1:{agents}" in gateway.log()
+    assert "node mac-1 is gone" in gateway.log()
+    assert agent.log().endswith("stopped\n")
+
+
+async def test_c25_one_state_directory_holds_one_of_each(file: Path, tmp_path: Path) -> None:
+    """C25: a second gateway or agent on a state directory ends with status 1 and says what to do."""
+    port, ops_port, agents, *others = free_ports(6)
+    gateway = gateway_program(tmp_path, port, ops_port, agents)
+    agent = agent_program(tmp_path, "mac-1", agents)
+    async with programs(gateway, agent):
+        await gateway.says("node mac-1 is connected")
+        for second in (gateway_program(tmp_path, *others), agent_program(tmp_path, "mac-1", agents)):
+            second.log_path = tmp_path / "second"
+            await second.start()
+            assert await second.running.wait() == Exit.FAILURE
+            assert second.log().count("is in use by a fleet that runs already") >= 1
+            second.log_path.unlink()
