@@ -91,8 +91,9 @@ async def dial(
     """Keep one link to a gateway until cancelled; the link is then closed and `link_lost` told.
 
     `endpoint` (an Agent) is bound to each new link; it hears `link_lost` before the next one. `token` is called for
-    each attempt; an OSError or FleetError of it is a failed attempt. `ca_file` replaces the system's authorities. `failed` is told of
-    every attempt that came to nothing. `draw` is the jitter, so that tests can choose it; `counts` is added to.
+    each attempt; an OSError or FleetError of it is a failed attempt. `ca_file` replaces the system's authorities.
+    `failed` is told of every attempt that came to nothing. `draw` is the jitter, so that tests can choose it; `counts`
+    is added to.
 
     Raises:
         UnprotectedAddress: the URL is neither `wss://` nor loopback. Told at once, before anything is sent.
