@@ -10,13 +10,14 @@ import pytest
 
 from basert_fleet.core.delivery import Part
 from basert_fleet.core.dispatch import Priority
+from basert_fleet.core.epoch import Epoch
 from basert_fleet.core.plan import NodeView, plan
 from basert_fleet.gateway.ask import Ask, Terms
 from basert_fleet.gateway.fleet import AgentNews, Fleet
 from basert_fleet.gateway.planning import HELD
 from basert_fleet.gateway.roster import Beginnings
 from basert_fleet.telemetry.logs import make_logger
-from basert_fleet.wire.messages import Hello
+from basert_fleet.wire.messages import Offer
 from support.scripted_agent import ANSWER, ScriptedAgent, pool
 from support.turns import settled
 from support.virtual_loop import run_virtual
@@ -159,7 +160,7 @@ async def test_a_restarted_agent_takes_the_place_of_one_that_is_out_of_reach():
     await restarted.until(lambda: restarted.leases)
     assert restarted.leases[0].request_id == "r-1"
     assert crashed.lost
-    crashed.session.message_received(Hello("mac-1", "aaaa", "0", None))
+    crashed.session.message_received(Offer("qwen-0", "qwen", Epoch("aaaa", 1, 9)))
     crashed.session.link_lost()
     await settled()
     assert [news for _, news in watched.news[-2:]] == [AgentNews.GONE, AgentNews.CONNECTED]
