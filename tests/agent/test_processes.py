@@ -29,7 +29,9 @@ time.sleep(600)
 async def start_emulator(folder: Path, *options: str) -> tuple[Child, int]:
     """Start an emulator and return it once it listens."""
     port = free_port(HOST)
-    child = await spawn([*COMMAND, "model.base", "--port", str(port), *options], env={}, log=folder / "log")
+    child = await spawn(
+        [*COMMAND, "model.base", "--port", str(port), *options], env={}, log=folder / "log", slot=folder
+    )
     await until(lambda: child.listens_on(port) or not child.alive)
     assert child.alive, (folder / "log").read_text()
     return child, port
@@ -65,7 +67,7 @@ async def test_an_idle_child_leaves_by_itself_when_asked(tmp_path: Path) -> None
 
 async def test_a_deaf_child_is_killed_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that does not heed its signals ends by SIGKILL, and the exit says so."""
-    child = await spawn([sys.executable, "-c", DEAF], env={}, log=tmp_path / "log")
+    child = await spawn([sys.executable, "-c", DEAF], env={}, log=tmp_path / "log", slot=tmp_path)
     monkeypatch.setattr(processes, "TERMINATE_SECONDS", 0.05)
     await until(lambda: "up" in (tmp_path / "log").read_text())
     await child.end(drain_seconds=0.05)
@@ -95,7 +97,7 @@ async def test_a_halted_child_is_seen(tmp_path: Path) -> None:
 async def test_a_missing_program_is_told(tmp_path: Path) -> None:
     """The error names the program and the field to look at."""
     with pytest.raises(SpawnFailed, match=r"/no/such/program.*spec\.server\.command"):
-        await spawn(["/no/such/program"], env={}, log=tmp_path / "log")
+        await spawn(["/no/such/program"], env={}, log=tmp_path / "log", slot=tmp_path)
 
 
 async def test_a_leftover_is_killed_only_if_it_is_that_very_process(tmp_path: Path) -> None:

@@ -151,8 +151,12 @@ class Child:
         self._strays += [process for process in self._family() if process.pid != self.pid and process not in known]
 
 
-async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Child:
-    """Start an engine in its own session, with its output appended to a file.
+MARK = "BASERT_FLEET_SLOT"
+"""The environment variable by which an engine, and whatever it forks, tells whose it is: its slot's record."""
+
+
+async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path, slot: Path) -> Child:
+    """Start an engine in its own session, marked with its slot's record, with its output appended to a file.
 
     The child inherits the file itself, never a pipe: it can then neither block on us nor die with us.
 
@@ -163,7 +167,7 @@ async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Ch
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
-            env={**os.environ, **env},
+            env={**os.environ, **env, MARK: str(slot)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
@@ -188,6 +192,21 @@ def kill_leftover(pid: int, created: float) -> bool:
                     member.kill()
             return True
     return False
+
+
+def marked_processes() -> dict[str, list[psutil.Process]]:
+    """Return all processes that carry a slot's mark, by that slot's record; those of other users cannot be read.
+
+    It finds what no record tells of: an engine whose agent was killed before it could write it down, and a forked
+    process in a session of its own that outlived its parent (C14).
+    """
+    found: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            mark = process.environ().get(MARK)
+            if mark is not None:
+                found.setdefault(mark, []).append(process)
+    return found
 
 
 CREATE_TIME_TOLERANCE_SECONDS = 0.05

@@ -51,7 +51,8 @@ async def launch_process(launch: Launch) -> Slot:
     # A key in hex never begins with a dash, which the engine would take for a flag.
     line = EngineLine(LOOPBACK, free_port(LOOPBACK), secrets.token_hex(24))
     argv = command_line(spec.server, spec.model, host=line.host, port=line.port, api_key=line.api_key)
-    child = await spawn(argv, env={variable.name: variable.value for variable in spec.server.env}, log=launch.log)
+    env = {variable.name: variable.value for variable in spec.server.env}
+    child = await spawn(argv, env=env, log=launch.log, slot=launch.record.path)
     try:
         launch.record.started(child.pid, child.created, line.port)
     except OSError:  # without a record the next agent could not find it
