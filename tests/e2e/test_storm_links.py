@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from support.links import NODES, Links, links, shared_pool
-from support.users import REQUEST_SECONDS, Got, Kind, Reply, ask, tally, wrong
+from support.users import REQUEST_SECONDS, Got, Kind, Reply, ask, forget_cut_connections, tally, wrong
 
 REQUESTS, CLIENTS, HANG_UP_SHARE = 5_000, 64, 0.2
 REQUESTS_PER_BLOW = 200
@@ -59,6 +59,7 @@ class Storm:
             for number in range(CLIENTS):
                 users.create_task(user(), name=f"user {number}")
         await asyncio.gather(*under_way)
+        forget_cut_connections()
 
     def strike(self, blow: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Begin a blow."""
