@@ -56,7 +56,7 @@ class Run:
         self.after: Probe | None = None
         self.truth = Truth.RIGHT
         self.over_at = self.watched_at = self.now = 0.0
-        self.gate = Gate(lease.verify, tools=True, structured=False)
+        self.gate = Gate(lease.verify, structured=False)
         self.held: list[tuple[Part, bytes]] = []
         self.passed: list[tuple[Part, bytes]] = []
 

@@ -24,7 +24,7 @@ class Response:
 
     def __init__(self, lease: Lease, prepared: Prepared, send: Send) -> None:
         self._lease, self._prepared, self._send = lease, prepared, send
-        self._gate = Gate(lease.verify, tools=bool(prepared.tools), structured=prepared.structured)
+        self._gate = Gate(lease.verify, structured=prepared.structured)
         self._status = 0
         self._reader: Reader | None = None
         self._head_sent = False

@@ -82,13 +82,12 @@ class Gate:
     ending before the call it ends.
     """
 
-    def __init__(self, mode: VerifyMode, *, tools: bool, structured: bool) -> None:
-        """Begin a response to a request that has `tools`, or wants `structured` output by a schema.
+    def __init__(self, mode: VerifyMode, *, structured: bool) -> None:
+        """Begin a response, to a request that perhaps wants `structured` output by a schema.
 
         Structured output is a call by another name: in it, a wrong text is as harmful, so all of it waits.
         """
         self._mode = VerifyMode.FULL if structured and mode is VerifyMode.TOOL_CALLS else mode
-        self._tools = tools
         self._closed = False
 
     def admit(self, part: Part) -> Admission:
@@ -103,8 +102,9 @@ class Gate:
             case VerifyMode.FULL:
                 return True
             case VerifyMode.TOOL_CALLS:
-                # With tools the very absence of a call can be the damage: the seed's sixth answer ends with `length`.
-                return part in {Part.TOOL_CALL, Part.WHOLE} or (part is Part.ENDING and self._tools)
+                # The ending waits too: the very absence of a call can be the damage (the report's sixth answer ends
+                # with `length`), and a stream that is found contaminated must not have ended as if it were well.
+                return part in {Part.TOOL_CALL, Part.ENDING, Part.WHOLE}
             case _:
                 assert_never(self._mode)
 
@@ -242,8 +242,9 @@ class Attempts:
         if fault.final or len(self._tried) >= self._max_attempts:
             return Fail(fault.code, fault.message)
         self._doubted.discard(self._tried[-1])
+        if outcome is Outcome.AGENT_LOST or verdict.kind is not VerdictKind.CONTAMINATED:
+            self._doubted.add(self._tried[-1])  # it may well live on, tested; a contaminated one is replaced
         if outcome is Outcome.WITHHELD and verdict.kind is not VerdictKind.CONTAMINATED:
-            self._doubted.add(self._tried[-1])
             self._agreed |= AGREEABLE & {verdict.reason}
         return RunElsewhere(
             exclude=frozenset(self._tried) - self._doubted,
