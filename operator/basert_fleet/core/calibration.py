@@ -1,8 +1,8 @@
 """What a healthy slot of one process shows on /slots after a generation, learnt from warm-up requests.
 
-The gap between a slot's two counters is undocumented: the seed shows 275/403 after its failure and nothing of a healthy
-slot. So each fresh process is asked: healthy is `intercept[ending] + slope * completion_tokens`, with a slope of 0 or 1
-and an intercept per ending. What follows from a gap that is not healthy is decided in `isolation`.
+The gap between a slot's two counters is undocumented: the report (docs/background.md) shows 275/403 after its failure
+and nothing of a healthy slot. So each fresh process is asked: healthy is `intercept[ending] + slope * completion_tokens`,
+with a slope of 0 or 1 and an intercept per ending. What follows from a gap that is not healthy is decided in `isolation`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Probe:
 
     @property
     def offset(self) -> int:
-        """How far the position is ahead of the tokens; the seed's contaminated slot has 128."""
+        """How far the position is ahead of the tokens; the report's contaminated slot has 128."""
         return self.cache_position - self.cache_tokens
 
     def rose_since(self, earlier: Probe) -> bool:

@@ -145,7 +145,7 @@ class RunElsewhere:
     agreed: frozenset[Reason]
     """What the next lease says was seen already: the same again is the model's or the request's doing."""
     fresh: bool = False
-    """Only to a process that has served nothing yet: the surest one there is (seed, control 1)."""
+    """Only to a process that has served nothing yet: the surest one there is (the report's first control)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 REUSED_AT_LEAST_TOKENS = 32
-"""Fewer missing prompt tokens are an estimate's error, not a reused prefix (chosen; the seed misses 265 of 274)."""
+"""Fewer missing prompt tokens are an estimate's error, not a reused prefix (chosen; the report misses 265 of 274)."""
 UNUSABLE_AFTER_PROCESSES = 3
 """Fresh processes that drift at once, one after another, before drift itself is doubted (chosen)."""
 
@@ -41,7 +41,7 @@ class JudgePolicy:
     """What a pool asks of its judge."""
 
     tolerance_tokens: int
-    """Drift up to this is clean; the seed's is 128."""
+    """Drift up to this is clean; the report's is 128."""
     require_slots: bool
     """False: the pool's owner takes leases that /slots says nothing of, and relies on the scheduled canaries."""
     drift_action: DriftAction
@@ -78,7 +78,7 @@ class Evidence:
 
     @property
     def prefix_reused(self) -> bool:
-        """Say whether the engine reported less than half of the expected prompt (seed: 9 of 274)."""
+        """Say whether the engine reported less than half of the expected prompt (report: 9 of 274)."""
         if self.prompt_tokens is None or self.expected_prompt_tokens is None:
             return False
         missing = self.expected_prompt_tokens - self.prompt_tokens

@@ -11,7 +11,7 @@ import msgspec
 
 CHAT_PATH = "/v1/chat/completions"
 CANARY_MAX_TOKENS = 256
-"""Design: the seed's right answers took up to 142 tokens."""
+"""Design: the report's right answers took up to 142 tokens."""
 SHORT_LENGTH_TOKENS, LONG_LENGTH_TOKENS = 4, 16
 """Design: two lengths far enough apart to tell a slope of 0 from one of 1."""
 STOP_MAX_TOKENS = 512
@@ -29,7 +29,7 @@ LOOKUP_TOOL = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
     },
 }
-"""The tool of the seed's report, word for word."""
+"""The tool of the bug report, word for word."""
 
 
 class CalibrationRequests(NamedTuple):
@@ -46,7 +46,7 @@ class CalibrationRequests(NamedTuple):
 
 
 def lookup_key_request(key: str, model: str, *, max_tokens: int = 2048, stream: bool = False) -> bytes:
-    """Return the seed's request, the one that corrupted."""
+    """Return the report's request, the one that corrupted."""
     request = _chat(f"Call lookup_key with key {key}.", model, max_tokens=max_tokens, stream=stream)
     return msgspec.json.encode(request | {"tools": [LOOKUP_TOOL]})
 
@@ -75,7 +75,7 @@ def calibration_requests(model: str) -> CalibrationRequests:
 def canary_failure(body: bytes, nonce: str) -> str | None:
     """Say what is wrong with the answer to a canary; None means that it passed.
 
-    It passes only with exactly one call, of exactly lookup_key, with exactly this key: the seed's corrupted calls
+    It passes only with exactly one call, of exactly lookup_key, with exactly this key: the report's corrupted calls
     were well-formed and differed by a few characters.
     """
     try:

@@ -41,7 +41,7 @@ class SlotsAbsent(FleetError):
 
 
 class _Slot(msgspec.Struct, frozen=True):
-    """One element of /slots, as the seed shows it."""
+    """One element of /slots, as the report shows it."""
 
     is_processing: bool
     cache_tokens: int

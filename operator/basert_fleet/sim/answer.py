@@ -19,7 +19,7 @@ from basert_fleet.sim.finish import Finish
 ECHO_HEX_DIGITS = 12
 TEXT_TOKENS = 24  # chosen: more than 16, so that a chat with max_tokens 16 ends by `length`
 CALL_TOKENS = 16  # chosen: what one call needs at least; with fewer max_tokens there is no call
-SEED_COMPLETION_TOKENS = (142, 102, 90, 82, 120)  # seed: the first five requests of one prefix
+REPORTED_COMPLETION_TOKENS = (142, 102, 90, 82, 120)  # report: the first five requests of one prefix
 WORD_CHARACTERS = 12  # chosen: texts without spaces are cut into words of this length
 NO_TOKENS = frozenset({Kind.EMBEDDING, Kind.RERANK, Kind.TRANSCRIPTION})
 
@@ -54,7 +54,7 @@ def wrong_echo(content: str) -> str:
 
 
 def right_answer(ask: Ask, reuses: int) -> Answer:
-    """Return what a healthy engine answers; `reuses` only moves the number of tokens, as in the seed."""
+    """Return what a healthy engine answers; `reuses` only moves the number of tokens, as in the report."""
     if ask.kind in NO_TOKENS:
         return Answer(Finish.STOP, 0, (expected_echo(ask.content),))
     if ask.calls:
@@ -85,7 +85,7 @@ def call_in_text(call: ToolCall) -> str:
 def _calling(ask: Ask, calls: tuple[ToolCall, ...], reuses: int) -> Answer:
     if ask.max_tokens < CALL_TOKENS * len(calls):
         return Answer(Finish.LENGTH, ask.max_tokens)
-    wanted = max(SEED_COMPLETION_TOKENS[reuses % len(SEED_COMPLETION_TOKENS)], CALL_TOKENS * len(calls))
+    wanted = max(REPORTED_COMPLETION_TOKENS[reuses % len(REPORTED_COMPLETION_TOKENS)], CALL_TOKENS * len(calls))
     tokens = min(wanted, ask.max_tokens)
     if ask.kind is Kind.COMPLETION:
         return Answer(Finish.STOP, tokens, _cut("\n".join(map(call_in_text, calls))))

@@ -1,6 +1,6 @@
-"""When basert-serve 0.1.7 goes wrong, and how: the seed's reuse run, its overlap tables, its contamination.
+"""When basert-serve 0.1.7 goes wrong, and how: the report's reuse run, its overlap tables, its contamination.
 
-Pure bookkeeping of one process. Only chats with tools reuse a prefix here (the seed shows no other), so only they
+Pure bookkeeping of one process. Only chats with tools reuse a prefix here (the report shows no other), so only they
 build a run; every other chat or completion breaks the run, and heals nothing.
 """
 
@@ -15,7 +15,7 @@ OVERLAP_DAMAGE = {
     2: (Damage.PARAMETER_NAME, Damage.RUNAWAY),
     4: (Damage.LOST_ENDS, Damage.LOST_ENDS, Damage.RUNAWAY, Damage.LOST_PREFIX),
 }
-# The seed leaves open what follows, for other N and after a contamination; chosen: every second one runs away.
+# The report leaves open what follows, for other N and after a contamination; chosen: every second one runs away.
 OTHER_DAMAGE = (Damage.STALE_VALUE, Damage.RUNAWAY)
 
 
@@ -23,7 +23,7 @@ class BugPolicy(NamedTuple):
     """Whether the process has the bug, and how many reuses of one prefix it survives less one."""
 
     enabled: bool
-    after_reuses: int  # this reuse in a row fails; seed: the 5th, which is the sixth request. 1 is at its worst
+    after_reuses: int  # this reuse in a row fails; report: the 5th, which is the sixth request. 1 is at its worst
 
 
 class PrefixRun(NamedTuple):

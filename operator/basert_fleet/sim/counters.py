@@ -1,6 +1,6 @@
 """What /slots counts after a generation: a healthy gap that depends on the build, and the drift of a contaminated slot.
 
-The seed shows 275/403 after its failure and nothing of a healthy slot, so what healthy builds show is open: each mode
+The report shows 275/403 after its failure and nothing of a healthy slot, so what healthy builds show is open: each mode
 here is one possible build, and a judge of drift has to cope with all of them.
 """
 
@@ -13,7 +13,7 @@ from basert_fleet.sim.finish import Finish
 
 CONSTANT_GAP = 7  # chosen
 ENDING_GAPS = {Finish.STOP: 0, Finish.TOOL_CALLS: 1, Finish.LENGTH: -1, Finish.CANCELLED: 1}  # chosen
-DRIFT_STEP = 128  # seed: 403 - 275; each later generation of a contaminated slot adds as much (chosen)
+DRIFT_STEP = 128  # report: 403 - 275; each later generation of a contaminated slot adds as much (chosen)
 
 
 class CounterMode(StrEnum):
@@ -41,7 +41,7 @@ def counters_while_running(prompt_tokens: int, drift: int) -> Counters:
 
 
 def counters_after(mode: CounterMode, prompt_tokens: int, finish: Finish, produced: int, drift: int) -> Counters:
-    """Return what is seen after a generation; the seed's prompt of 274 tokens leaves 275 (seed)."""
+    """Return what is seen after a generation; the report's prompt of 274 tokens leaves 275 (report)."""
     tokens = prompt_tokens + 1
     return Counters(tokens, tokens + _healthy_gap(mode, finish, produced) + drift)
 

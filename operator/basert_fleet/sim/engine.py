@@ -32,7 +32,7 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Return what the server reports: after a reuse only what it had to read anew (seed: 9 instead of 274)."""
+        """Return what the server reports: after a reuse only what it had to read anew (report: 9 instead of 274)."""
         return self.ask.suffix_tokens if self.reuses else self.ask.prompt_tokens
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a request has: the seed's 274 for the seed's request, plausible numbers for all others."""
+"""How many tokens a request has: the report's 274 for the report's request, plausible numbers for all others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CHARACTERS_PER_TOKEN = 4  # chosen; with it the seed's message of 31 characters and its end mark are the seed's 9 tokens
+CHARACTERS_PER_TOKEN = 4  # chosen; with it the report's message of 31 characters and its end mark are its 9 tokens
 TEMPLATE_TOKENS = 8  # chosen: what a chat template adds around the messages
-TOOL_PREAMBLE_TOKENS = 214  # chosen, so that the seed's request has the seed's 274 prompt tokens
+TOOL_PREAMBLE_TOKENS = 214  # chosen, so that the report's request has the report's 274 prompt tokens
 
 
 def text_tokens(text: str) -> int:
