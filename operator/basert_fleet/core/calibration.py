@@ -1,8 +1,9 @@
 """What a healthy slot of one process shows on /slots after a generation, learnt from warm-up requests.
 
 The gap between a slot's two counters is undocumented: the report (docs/background.md) shows 275/403 after its failure
-and nothing of a healthy slot. So each fresh process is asked: healthy is `intercept[ending] + slope * completion_tokens`,
-with a slope of 0 or 1 and an intercept per ending. What follows from a gap that is not healthy is decided in `isolation`.
+and nothing of a healthy slot, so each fresh process is asked. Healthy is `intercept[ending] + slope *
+completion_tokens`, with a slope of 0 or 1 and an intercept per ending; what follows from an unhealthy gap is decided in
+`isolation`.
 """
 
 from __future__ import annotations
