@@ -12,19 +12,12 @@ import pytest
 from basert_fleet.agent.processes import free_port, spawn
 from basert_fleet.agent.state import StateDirectory
 from basert_fleet.core.delivery import Outcome
+from support.alive import lives
 from support.desk import desk, pool_document
 from support.emulator import COMMAND
 from support.turns import until
 
 HOST = "127.0.0.1"
-
-
-def lives(process: psutil.Process) -> bool:
-    """Say whether a process still does anything."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["sent", "settled"])

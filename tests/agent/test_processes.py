@@ -13,6 +13,7 @@ import pytest
 
 from basert_fleet.agent import processes
 from basert_fleet.agent.processes import Child, SpawnFailed, free_port, kill_leftover, spawn
+from support.alive import lives
 from support.emulator import COMMAND
 from support.turns import until
 
@@ -53,7 +54,7 @@ async def test_c14_what_a_child_forked_ends_with_it(tmp_path: Path, orphan: str)
     family = psutil.Process(child.pid).children(recursive=True)
     assert family
     await child.end(drain_seconds=0)
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    assert not any(map(lives, family))
     with socket.create_server((HOST, port)):
         pass  # nobody keeps the port
 

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import httpx
-import psutil
 
+from support.alive import lives
 from support.fleet import MODEL, Fleet, fleet, pool, write_pools
 from support.users import Got, Kind, ask
 
@@ -48,6 +48,6 @@ async def test_what_a_killed_fleet_left_is_ended_even_if_it_is_not_wanted_any_mo
         write_pools(tmp_path, pool(replicas=1))
         async with fleet(tmp_path, pool(replicas=1)) as next_one:
             assert len(next_one.children()) == 1
-            assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in left)
+            assert not any(map(lives, left))
             async with httpx.AsyncClient(base_url=next_one.url) as client:
                 assert (await ask(client, Kind.TOOL, "after")).got is Got.RIGHT

@@ -17,6 +17,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.alive import lives
 from support.emulator import read_journal
 
 PATIENCE_SECONDS = 90.0  # a backstop, never waited for in full
@@ -153,7 +154,7 @@ async def fleet(folder: Path, *pools: dict[str, Any], keys: str = "") -> AsyncIt
         yield running
         family = running.children() if process.returncode is None else []
         assert await running.stop(), f"exit status {process.returncode}: {running.log()[-3000:]}"
-        left = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        left = list(filter(lives, family))
         assert left == [], f"left behind: {left}"
     finally:
         if process.returncode is None:

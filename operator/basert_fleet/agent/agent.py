@@ -8,12 +8,11 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-import psutil
 from pydantic import ValidationError
 from structlog.typing import FilteringBoundLogger
 
 from basert_fleet.agent.node import allocatable_bytes
-from basert_fleet.agent.processes import kill_leftover, marked_processes
+from basert_fleet.agent.processes import kill_each, kill_leftover, marked_processes
 from basert_fleet.agent.state import SlotAlreadyHeld, SlotRecord, StateDirectory, StateUnusable
 from basert_fleet.agent.worker import Worker
 from basert_fleet.agent.worker_log import rotate
@@ -242,9 +241,7 @@ class Agent:
             left = record.read()
             if left is not None and left.is_of_this_boot and kill_leftover(left.pid, left.created):
                 self._log.warning("leftover process killed", worker=name, pid=left.pid, settled=left.settled)
-            for process in marked.get(str(record.path), ()):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+            kill_each(marked.get(str(record.path), ()))
             record.close()
 
     def _ended(self, worker: Worker, task: asyncio.Task[None]) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,9 +103,7 @@ class Child:
         """Send SIGKILL to the process, its group, and children that left the group. Never waits, never fails."""
         self.remember_family()
         _signal_group(self.pid, signal.SIGKILL)
-        for stray in self._strays:
-            with contextlib.suppress(psutil.Error, OSError):
-                stray.kill()
+        kill_each(self._strays)
 
     async def _ask(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal that a process may heed, and give it time to: SIGUSR1 drains, SIGTERM exits at once."""
@@ -187,11 +185,16 @@ def kill_leftover(pid: int, created: float) -> bool:
         if abs(process.create_time() - created) < CREATE_TIME_TOLERANCE_SECONDS:
             family = process.children(recursive=True)
             _signal_group(pid, signal.SIGKILL)
-            for member in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    member.kill()
+            kill_each(family)
             return True
     return False
+
+
+def kill_each(processes: Iterable[psutil.Process]) -> None:
+    """Send SIGKILL to each of these processes that still exists. Never waits, never fails."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            process.kill()
 
 
 def marked_processes() -> dict[str, list[psutil.Process]]:

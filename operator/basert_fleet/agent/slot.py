@@ -12,8 +12,8 @@ from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.calibration import Baseline, Probe
 from basert_fleet.engine.canary import CHAT_PATH
 from basert_fleet.engine.connection import ResponseHead, encode_request
-from basert_fleet.engine.request import prepare
-from basert_fleet.engine.response import JSON_TYPE, Reader, ResponseFacts, reader_for
+from basert_fleet.engine.request import JSON_TYPE, prepare
+from basert_fleet.engine.response import Reader, ResponseFacts, reader_for
 
 PROBE_GOOD_FOR_SECONDS = 1.0
 """Chosen: a slot idle for longer is probed again before a lease, so that what others did to it meanwhile is seen."""

@@ -19,11 +19,10 @@ from basert_fleet.core.verdict import Reason
 from basert_fleet.engine.chunks import Choice, ChunkSplitter, Fields, decode_choices, decode_fields, is_filled
 from basert_fleet.engine.connection import ResponseHead
 from basert_fleet.engine.endpoints import Kind
-from basert_fleet.engine.request import Prepared
+from basert_fleet.engine.request import JSON_TYPE, Prepared
 from basert_fleet.engine.sse import EventTooLong, SseEvent, SseParser, valid_utf8
 from basert_fleet.engine.toolcalls import CallDeltas
 
-JSON_TYPE = "application/json"
 STREAM_TYPE = "text/event-stream"
 FIRST_ERROR_STATUS, FIRST_SERVER_ERROR_STATUS = 400, 500
 MAX_WHOLE_BYTES = 67_108_864

@@ -16,6 +16,7 @@ import msgspec
 
 from basert_fleet.core.delivery import Attempts, Deliver, Fail, FailStream, Next, Outcome, Part, RunElsewhere
 from basert_fleet.core.verdict import Reason, Verdict
+from basert_fleet.engine.response import STREAM_TYPE
 from basert_fleet.gateway.errors import Code, Failure
 from basert_fleet.gateway.outbox import Outbox
 
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from basert_fleet.gateway.ask import Ask
     from basert_fleet.wire.messages import End
 
-EVENT_STREAM = "text/event-stream"
 _STREAM_HEADERS: Headers = [
-    (b"content-type", EVENT_STREAM.encode()),
+    (b"content-type", STREAM_TYPE.encode()),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect events
 ]
@@ -103,7 +103,7 @@ class Exchange:
     def open_early(self) -> None:
         """Send the head of a stream without any of its body: the client has waited long enough for a sign of life."""
         if not (self.outbox.opened or self.outbox.closed):
-            self._open(_OK, EVENT_STREAM)
+            self._open(_OK, STREAM_TYPE)
 
     def ended(self, end: End, now: float) -> Next:
         """Take in the attempt's end; pass on what it leaves, and say what follows."""
@@ -169,12 +169,12 @@ class Exchange:
             self._let_go(Part.OPENING)
         fits = self.outbox.put(data)
         if not self.outbox.opened:
-            self._open(self._engine_status(), EVENT_STREAM if self.ask.streams else self._content_type)
+            self._open(self._engine_status(), STREAM_TYPE if self.ask.streams else self._content_type)
         return fits
 
     def _open(self, status: int, content_type: str) -> None:
         self.status = status
-        self.is_stream = content_type == EVENT_STREAM
+        self.is_stream = content_type == STREAM_TYPE
         self._sent_type = content_type
         self.outbox.open()
 
