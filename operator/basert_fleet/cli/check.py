@@ -14,6 +14,7 @@ from basert_fleet.cli.asking import ServerUnusable, connected
 from basert_fleet.cli.exits import Exit
 from basert_fleet.cli.findings import Report, report
 from basert_fleet.cli.shapes import DEFAULT_CONCURRENCY, DEFAULT_SEQUENTIAL, Shape, seed_shapes
+from basert_fleet.cli.talk import say
 from basert_fleet.cli.verdicts import told
 from basert_fleet.core.errors import FleetError
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> Exit:
     try:
         found = asyncio.run(_check(args))
     except FleetError as error:
-        _say(str(error))
+        say(str(error))
         return Exit.USAGE
     sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n" if args.json else told(found))
     return Exit.OK if found.all_right else Exit.FAILURE
@@ -80,7 +81,7 @@ async def _check(args: argparse.Namespace) -> Report:
         model = args.model or models[0]
         found = []
         for shape in _chosen(seed_shapes(model, sequential=args.requests, concurrency=args.concurrency), args.only):
-            _say(f"asking {model}: {shape.title} ({len(shape.questions)} requests)")
+            say(f"asking {model}: {shape.title} ({len(shape.questions)} requests)")
             found.append(await server.examine(shape))
         return report(args.url, model, found)
 
@@ -132,8 +133,3 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return seconds
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -25,6 +25,7 @@ from basert_fleet.cli.listen import Address, parse_address
 from basert_fleet.cli.shapes import DEFAULT_CONCURRENCY, Shape, seed_shapes
 from basert_fleet.cli.signals import Interrupts
 from basert_fleet.cli.tables import table
+from basert_fleet.cli.talk import say
 from basert_fleet.cli.verdicts import faults, score
 from basert_fleet.core.errors import FleetError
 from basert_fleet.engine.canary import CHAT_PATH, lookup_key_request
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_demo(args.listen))
     except FleetError as error:
-        _say(str(error))
+        say(str(error))
         return Exit.FAILURE
 
 
@@ -85,24 +86,24 @@ async def _demo(listen: Address) -> Exit:
         async with contextlib.AsyncExitStack() as running:
             found = await _unless_stopped(interrupts, _compare(running, listen))
             if found is None:
-                _say("interrupted; stopping what was started")
+                say("interrupted; stopping what was started")
                 return Exit.INTERRUPTED
             sys.stdout.write(told(found))
             sys.stdout.flush()
             if os.isatty(STDIN):
-                _say(_invitation(found.url))
+                say(_invitation(found.url))
                 await interrupts.stop.wait()
-            _say("stopping the fleet")
+            say("stopping the fleet")
         return Exit.OK if found.shows_the_cure else Exit.FAILURE
 
 
 async def _compare(running: contextlib.AsyncExitStack, listen: Address) -> Comparison:
     """Ask both; the fleet keeps running until the stack is closed."""
-    _say("1. Straight to one worker with the bug of basert-serve 0.1.7, a fresh process for each shape")
+    say("1. Straight to one worker with the bug of basert-serve 0.1.7, a fresh process for each shape")
     bare = [await _ask_bare_worker(shape) for shape in SHAPES]
-    _say(f"2. The same requests to a fleet of {WORKERS} such workers")
+    say(f"2. The same requests to a fleet of {WORKERS} such workers")
     folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="basert-fleet-demo-")))
-    url = await running.enter_async_context(fleet(folder, _free(listen), _say))
+    url = await running.enter_async_context(fleet(folder, _free(listen), say))
     async with connected(url) as server:
         guarded = [await _ask(server, shape) for shape in SHAPES]
     return Comparison(tuple(bare), tuple(guarded), url)
@@ -115,7 +116,7 @@ async def _ask_bare_worker(shape: Shape) -> ShapeFound:
 
 async def _ask(server: Server, shape: Shape) -> ShapeFound:
     found = await server.examine(shape)
-    _say(f"  {shape.title}: {score(found)} right")
+    say(f"  {shape.title}: {score(found)} right")
     return found
 
 
@@ -140,7 +141,7 @@ def _free(listen: Address) -> Address:
             return listen
     except OSError as error:
         reason = os.strerror(error.errno or 0)  # error.strerror is create_server's own, and repeats the address
-        _say(f"  port {listen.port} cannot be used ({reason}); another one is taken")
+        say(f"  port {listen.port} cannot be used ({reason}); another one is taken")
         return replace(listen, port=0)
 
 
@@ -178,11 +179,6 @@ def _invitation(url: str) -> str:
         f"The fleet serves on {url} until Ctrl-C. Try it:\n\n"
         f"  curl -s {url}{CHAT_PATH} -H 'Content-Type: application/json' -d '{body}'\n"
     )
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":
