@@ -21,6 +21,7 @@ from basert_fleet.gateway import reports
 from basert_fleet.gateway.errors import Code, Failure, RequestFault
 from basert_fleet.gateway.outcomes import CANCELLED, CLIENT_ERROR, OK, OUTCOMES, outcome_of
 from basert_fleet.gateway.pools import ServedPool, refusal
+from basert_fleet.wire.alarm import Alarm
 from basert_fleet.wire.messages import Accepted, Body, Cancel, End, Head, Offer, Refused, Withdraw
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Traffic:
         """By worker: all that have been offered and whose agent is connected."""
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._crashes = CrashLedger(max_entries=CRASH_ENTRIES)
-        self._wake: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -372,7 +373,7 @@ class Traffic:
                     self._forget_retired(pool)
                 case LeaseLost() as lost:
                     due.extend(self._lost(pool, lost))
-        self._wake_for(pool)
+        self._alarm.set_by(pool.dispatch.next_wake())
 
     def _assign(self, pool: ServedPool, assign: Assign) -> None:
         exchange = pool.exchanges[assign.request_id]
@@ -396,17 +397,8 @@ class Traffic:
             running.stop_timer()
         return running
 
-    def _wake_for(self, pool: ServedPool) -> None:
-        """See to it that time reaches dispatch when it has something to do."""
-        due = pool.dispatch.next_wake()
-        if due is None or (self._wake is not None and self._wake.when() <= due):
-            return
-        if self._wake is not None:
-            self._wake.cancel()
-        self._wake = self._loop.call_at(due, self._tick)
-
     def _tick(self) -> None:
-        self._wake = None
+        """Let time reach every dispatch."""
         now = self._loop.time()
         for pool in list(self._pools.values()):
             self._perform(pool, pool.dispatch.tick(now))

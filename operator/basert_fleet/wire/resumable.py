@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from basert_fleet.wire.alarm import Alarm
 from basert_fleet.wire.channel import BrokenSequence, Channel, ChannelLimits, Loss
 from basert_fleet.wire.codec import Bye, Codec, MalformedFrame, joined, lane_of
 from basert_fleet.wire.fragments import Assembly, Fragment, Lanes, OversizedMessage
@@ -127,7 +128,7 @@ class ResumableLink(Generic[Sent, Received]):
         self._flushed_at = self._loop.time() - COALESCE_SECONDS
         self._inbox: deque[Item[Received]] = deque()
         self._assembly = Assembly()
-        self._wake: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
 
     # --- The sending side (Link)
 
@@ -299,16 +300,10 @@ class ResumableLink(Generic[Sent, Received]):
         self._arm()
 
     def _arm(self) -> None:
-        """See to it that time reaches the channel. A timer that fires too early costs less than many cancelled ones."""
-        due = self._channel.next_wake()
-        if due is None or (self._wake is not None and self._wake.when() <= due):
-            return
-        if self._wake is not None:
-            self._wake.cancel()
-        self._wake = self._loop.call_at(due, self._tick)
+        """See to it that time reaches the channel."""
+        self._alarm.set_by(self._channel.next_wake())
 
     def _tick(self) -> None:
-        self._wake = None
         self._write(self._channel.tick(self._loop.time()))
         if self._channel.lost is not None:
             self._end()
@@ -325,9 +320,9 @@ class ResumableLink(Generic[Sent, Received]):
         loss = self._channel.lost
         if loss not in {Loss.CLOSED, Loss.CLOSED_BY_PEER}:
             self._counts.lost += 1
-        for timer in (self._flush_timer, self._wake):
-            if timer is not None:
-                timer.cancel()
+        self._alarm.cancel()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         self._outgoing.clear()
         self._inbox.clear()
         self._lanes, self._assembly = Lanes(), Assembly()
