@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.support.virtual_loop import run_virtual
 
 from basert_fleet.wire.alarm import Alarm
+from support.virtual_loop import run_virtual
 
 uvloop = pytest.importorskip("uvloop", reason="the loop whose handles of past times are no timers")
 
