@@ -13,7 +13,7 @@ from basert_fleet.gateway.app import ClientApi
 from basert_fleet.gateway.auth import Keys
 from basert_fleet.gateway.fleet import Fleet
 from basert_fleet.gateway.server import HttpServer
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from support.scripted_agent import pool
 
 
@@ -46,7 +46,7 @@ def start():
     @asynccontextmanager
     async def _start(*pools, keys: Keys | None = None, limits=None, **options):
         log = io.BytesIO()
-        fleet = Fleet(make_logger(log), **options)
+        fleet = Fleet(FleetLog(log), **options)
         fleet.apply(pools or (pool(),))
         held = keys or Keys()
         server = await HttpServer.start(ClientApi(fleet, lambda: held, limits), "127.0.0.1", 0)

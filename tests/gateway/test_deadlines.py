@@ -12,7 +12,7 @@ from basert_fleet.gateway.app import ClientApi
 from basert_fleet.gateway.auth import Keys
 from basert_fleet.gateway.client_protocol import ABORT
 from basert_fleet.gateway.fleet import Fleet
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from support.scripted_agent import ENDING, ROLE, ScriptedAgent, pool, text
 from support.virtual_loop import run_virtual
 
@@ -61,7 +61,7 @@ class Call:
 
 def fleet_of(*pools) -> Fleet:
     """Return a fleet that logs to nowhere."""
-    fleet = Fleet(make_logger(io.BytesIO()))
+    fleet = Fleet(FleetLog(io.BytesIO()))
     fleet.apply(pools or (pool(),))
     return fleet
 

@@ -9,7 +9,7 @@ import json
 from basert_fleet.core.dispatch import Priority
 from basert_fleet.gateway.ask import Ask, Terms
 from basert_fleet.gateway.fleet import Fleet
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from basert_fleet.wire.memory import connect
 from support.scripted_agent import ScriptedAgent, pool
 from support.turns import settled
@@ -18,7 +18,7 @@ from support.virtual_loop import run_virtual
 
 def fleet_of(*pools, **options) -> Fleet:
     """Return a fleet that logs to nowhere."""
-    fleet = Fleet(make_logger(io.BytesIO()), **options)
+    fleet = Fleet(FleetLog(io.BytesIO()), **options)
     fleet.apply(pools)
     return fleet
 

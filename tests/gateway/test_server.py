@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from basert_fleet.gateway.fleet import Fleet
 from basert_fleet.gateway.ops import OpsApi
 from basert_fleet.gateway.server import HttpServer, ListenFailed
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from support.scripted_agent import ScriptedAgent, pool
 
 
 @pytest.fixture
 async def ops():
     """A fleet and a client of its ops port."""
-    fleet = Fleet(make_logger(io.BytesIO()))
+    fleet = Fleet(FleetLog(io.BytesIO()))
     server = await HttpServer.start(OpsApi(fleet), "127.0.0.1", 0)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
         yield fleet, client
@@ -36,12 +36,12 @@ async def test_a_port_in_use_is_told(ops):
 async def test_a_host_that_is_not_ours_is_told():
     """An address that no interface has is the same kind of error."""
     with pytest.raises(ListenFailed):
-        await HttpServer.start(OpsApi(Fleet(make_logger(io.BytesIO()))), "192.0.2.1", 0)
+        await HttpServer.start(OpsApi(Fleet(FleetLog(io.BytesIO()))), "192.0.2.1", 0)
 
 
 async def test_stopping_frees_the_port_and_closes_idle_connections():
     """A kept-alive connection does not hold the server up."""
-    app = OpsApi(Fleet(make_logger(io.BytesIO())))
+    app = OpsApi(Fleet(FleetLog(io.BytesIO())))
     server = await HttpServer.start(app, "127.0.0.1", 0)
     async with httpx.AsyncClient() as client:
         await client.get(f"http://127.0.0.1:{server.port}/healthz")
@@ -97,7 +97,7 @@ async def test_the_ops_port_serves_nothing_else(ops, method, path, status):
 
 async def test_the_server_survives_a_cancelled_stop():
     """A stop that is cut is not lost: the server still ends."""
-    server = await HttpServer.start(OpsApi(Fleet(make_logger(io.BytesIO()))), "127.0.0.1", 0)
+    server = await HttpServer.start(OpsApi(Fleet(FleetLog(io.BytesIO()))), "127.0.0.1", 0)
     stopping = asyncio.create_task(server.stop(grace_seconds=1))
     await asyncio.sleep(0)
     stopping.cancel()

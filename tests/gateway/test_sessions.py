@@ -16,7 +16,7 @@ from basert_fleet.gateway.ask import Ask, Terms
 from basert_fleet.gateway.fleet import AgentNews, Fleet
 from basert_fleet.gateway.planning import HELD
 from basert_fleet.gateway.roster import Beginnings
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from basert_fleet.wire.messages import Offer
 from support.scripted_agent import ANSWER, ScriptedAgent, pool
 from support.turns import settled
@@ -32,7 +32,7 @@ class Watched:
         beginnings = Beginnings(
             plan=tuple(plan), arrival_seconds=arrival_seconds, keep=lambda it: self.kept.append(told(it))
         )
-        self.fleet = Fleet(make_logger(self._log), beginnings=beginnings)
+        self.fleet = Fleet(FleetLog(self._log), beginnings=beginnings)
         self.news: list[tuple[str, AgentNews]] = []
         self.fleet.on_agent.append(lambda node, news: self.news.append((node, news)))
         if pools:

@@ -15,7 +15,7 @@ from basert_fleet.gateway.ask import Ask, Terms
 from basert_fleet.gateway.cors import RESPONSE
 from basert_fleet.gateway.fleet import Fleet
 from basert_fleet.gateway.writer import write_response
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from support.scripted_agent import DRIFTED, SUSPECT, ScriptedAgent, pool, text
 from support.virtual_loop import run_virtual
 
@@ -120,7 +120,7 @@ def test_nothing_is_left_after_a_storm(seed) -> None:
     async def main() -> None:
         chance = random.Random(seed)
         storm = Misbehaving(chance)
-        fleet = Fleet(make_logger(io.BytesIO()))
+        fleet = Fleet(FleetLog(io.BytesIO()))
         fleet.apply([pool(replicas=4, queue={"maxRequests": 50})])
         agent = ScriptedAgent(storm.lease, workers=WORKERS)
         agent.on_cancel = storm.cancel

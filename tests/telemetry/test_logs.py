@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from basert_fleet.telemetry.logs import LeaseLine, log_lease, make_logger
+from basert_fleet.telemetry.logs import FleetLog, LeaseLine, make_logger
 
 LINE = LeaseLine(
     request="r-1", tenant="build", pool="qwen", worker="qwen-0", epoch="aaaa.1.1", attempt=1, outcome="released",
@@ -24,7 +24,7 @@ class Terminal(io.BytesIO):
 def test_a_lease_is_one_json_line():
     """Constant message, values as fields, in the words of the design."""
     stream = io.BytesIO()
-    log_lease(make_logger(stream), LINE)
+    FleetLog(stream).lease_ended(LINE)
     (written,) = stream.getvalue().splitlines()
     line = json.loads(written)
     assert (line["event"], line["level"], line["worker"], line["reason"]) == ("lease ended", "info", "qwen-0", None)
@@ -34,7 +34,7 @@ def test_a_lease_is_one_json_line():
 def test_a_terminal_gets_text():
     """Where a person reads, the same line is key=value."""
     stream = Terminal()
-    log_lease(make_logger(stream), LINE)
+    FleetLog(stream).lease_ended(LINE)
     assert b'event="lease ended"' in stream.getvalue()
     assert b"worker=qwen-0" in stream.getvalue()
 

@@ -27,7 +27,7 @@ from basert_fleet.cli.kept import KeptWorkers
 from basert_fleet.cli.process import run_until_signal, state_home
 from basert_fleet.gateway.fleet import Fleet
 from basert_fleet.gateway.roster import Beginnings
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from basert_fleet.wire.dialling import LONGEST_PAUSE_SECONDS
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ async def serve(settings: Settings, interrupts: Interrupts, lines: LineSink) -> 
     with held(settings.state_dir):
         kept = KeptWorkers(settings.state_dir / "plan.json", lines.say)
         beginnings = Beginnings(plan=kept.load(), arrival_seconds=settings.arrival_seconds, keep=kept.save)
-        fleet = Fleet(make_logger(lines), beginnings=beginnings)
+        fleet = Fleet(FleetLog(lines), beginnings=beginnings)
         lines.on_dropped.append(fleet.metrics.log_lines_dropped.inc)
         endpoint = FleetEndpoint(settings.endpoint, fleet, lines.say)
         agents = AgentsPort(settings.agents, fleet, lines.say)

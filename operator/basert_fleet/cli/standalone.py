@@ -15,7 +15,7 @@ from basert_fleet.agent.state import StateDirectory
 from basert_fleet.cli.changes import described
 from basert_fleet.cli.endpoint import DRAIN_SECONDS, STOPPING, EndpointSettings, FleetEndpoint
 from basert_fleet.gateway.fleet import Fleet
-from basert_fleet.telemetry.logs import make_logger
+from basert_fleet.telemetry.logs import FleetLog
 from basert_fleet.wire.memory import connect
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ async def serve(settings: Settings, interrupts: Interrupts, say: Callable[[str],
 async def _serve(
     settings: Settings, state: StateDirectory, interrupts: Interrupts, say: Callable[[str], None], lines: LineSink
 ) -> bool:
-    log = make_logger(lines)
-    agent = Agent(settings.node, state, version=version("basert-fleet"), log=log)
+    log = FleetLog(lines)
+    agent = Agent(settings.node, state, version=version("basert-fleet"), log=log.events)
     fleet = Fleet(log)
     lines.on_dropped.append(fleet.metrics.log_lines_dropped.inc)
     endpoint = FleetEndpoint(settings.endpoint, fleet, say)

@@ -34,11 +34,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
+from math import ceil, inf
 from typing import TypeAlias
 
 from basert_fleet.core.epoch import Epoch
-from basert_fleet.core.fairness import Ledger, aftermath_of
+from basert_fleet.core.fairness import Ledger
 from basert_fleet.core.slots import Lease, OfferKind, Slots
 from basert_fleet.core.waiting import Exclusion, Limits, Place, Priority, Request, WaitingRequests
 
@@ -321,8 +321,8 @@ class Dispatch:
 
     def next_wake(self) -> float | None:
         """Return when `tick` has something to do next if nothing else happens; None if never."""
-        times = (self._waiting.next_expiry(), self._slots.next_overdue())
-        return min((time for time in times if time is not None), default=None)
+        due = min(self._waiting.next_expiry(), self._slots.next_overdue())
+        return None if due == inf else due
 
     def snapshot(self, now: float) -> Snapshot:
         """Return what there is."""
@@ -341,7 +341,16 @@ class Dispatch:
     # What every call ends with. Then nothing is overdue, and no idle slot could run a request that waits.
 
     def _conclude(self, effects: Effects, now: float) -> Effects:
-        return *effects, *self._take_back(now), *self._expire(now), *self._dismiss(now), *self._assign(now)
+        if self._slots.next_overdue() <= now:
+            effects = *effects, *self._take_back(now)
+        if self._waiting:
+            if self._waiting.next_expiry() <= now:
+                effects = *effects, *self._expire(now)
+            if not self._possible:
+                effects = *effects, *self._dismiss(now)
+            elif self._slots.idle_count:
+                effects = *effects, *self._assign(now)
+        return effects
 
     def _take_back(self, now: float) -> Iterator[Effect]:
         for lease in self._slots.overdue(now):
@@ -362,14 +371,12 @@ class Dispatch:
                 yield Refuse(request.id, Refusal.QUEUE_TIMEOUT, self._retry_after())
 
     def _dismiss(self, now: float) -> Iterator[Effect]:
-        if self._possible:
-            return
         for request_id in self._waiting.ids():
             self._give_up(request_id, now)
             yield Refuse(request_id, Refusal.NO_CAPACITY, None)
 
     def _assign(self, now: float) -> Iterator[Effect]:
-        while self._slots.idle_count and (place := self._next(now)) is not None:
+        while self._waiting and self._slots.idle_count and (place := self._next(now)) is not None:
             request = place.request
             self._waiting.remove(request.id)
             lease = self._slots.lease(place, now=now, accept_by=now + ACCEPT_SECONDS)
@@ -380,8 +387,7 @@ class Dispatch:
 
     def _next(self, now: float) -> Place | None:
         """Return who is next of those that an idle slot can run."""
-        runnable = {p: tuple(self._waiting.heads(p, self._slots.can_run)) for p in Priority}
-        heads = {priority: places for priority, places in runnable.items() if places}
+        heads = self._waiting.heads(self._slots.can_run)
         if not heads:
             return None
         rescued = [place for places in heads.values() for place in places if place.demand.fresh]
@@ -392,7 +398,8 @@ class Dispatch:
             oldest_seconds = now - min(place.arrived for place in heads[priority])
             return max(Priority.HIGH, priority - int(oldest_seconds // AGING_SECONDS)), self._last_turn[priority]
 
-        ledger = self._ledgers[chosen := min(heads, key=turn)]
+        chosen = min(heads, key=turn) if len(heads) > 1 else next(iter(heads))
+        ledger = self._ledgers[chosen]
         return min(heads[chosen], key=lambda place: (ledger.rank(place.request.tenant, now), place.number))
 
     # How a request or a lease moves; each move has one method.
@@ -437,7 +444,7 @@ class Dispatch:
         lease = self._aftermaths.pop(worker, None)
         if lease is not None:
             request = lease.place.request
-            self._ledgers[request.priority].end(request.tenant, aftermath_of(worker), now)
+            self._ledgers[request.priority].end_aftermath(request.tenant, worker, now)
             self._leave(request, now)
 
     def _lose(self, worker: str, now: float) -> Effects:

@@ -19,7 +19,6 @@ both within MAX_IMBALANCE_SECONDS.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -30,50 +29,87 @@ One lease of the default request timeout: less would forgive a tenant of long re
 would let one that used little all day shut the others out for longer than a request may last.
 """
 ADVANCE_SECONDS = 1.0
-"""What a lease counts at least while it runs, when tenants are compared.
+"""What a running lease counts beyond its time when tenants are compared; it is never charged.
 
 Without it all slots that come free at one instant would go to one tenant, as no time has passed between the decisions.
-Chosen well below a usual generation; what was not used is not charged.
+Chosen well below a usual generation.
 """
 MAX_DEBTORS = 1000
 """Absent tenants whose debt is remembered, the one longest away is forgotten first. Chosen: more than use one pool."""
 DEBT_MEMORY_SECONDS = 600.0
 """How long the debt of an absent tenant is remembered: as long as the largest one takes to work off on one slot."""
-
-
 MAX_AFTERMATH_SECONDS = 60.0
 """How long a tenant is charged at most for what its ended lease made a worker do: a test, or a new start. A loading
 model takes about as long; one that fails to start for hours is nobody's debt."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Running:
     since: float
     weight: float
-    until: float = math.inf
-    """When it stops to count, ended or not."""
-
-    def seconds(self, now: float) -> float:
-        return min(now, self.until) - self.since
 
 
 @dataclass(slots=True)
 class _Account:
-    """A tenant's virtual seconds: those of ended leases, and those that grow with each running one."""
+    """A tenant's virtual seconds: those of ended leases, and those that grow with each running one.
+
+    What runs is kept as a sum that grows linearly, so that a figure costs the same for one lease and for a thousand.
+    """
 
     ended: float
-    running: dict[str, _Running] = field(default_factory=dict)
     absent_since: float = 0.0
     """Holds only for an absent tenant."""
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _aftermaths: dict[str, _Running] = field(default_factory=dict)
+    """Few: workers that are being tested or started anew. They stop to count after MAX_AFTERMATH_SECONDS."""
+    _growth: float = 0.0
+    """Virtual seconds per second of all running leases."""
+    _origin: float = 0.0
+    """What the running leases had grown by at time 0, negated: they stand at `growth * now - origin`."""
 
-    def at(self, now: float, at_least: float = 0.0) -> float:
-        """Return the account's figure, each running lease counted with at least so many slot-seconds."""
-        return self.ended + sum(max(at_least, run.seconds(now)) / run.weight for run in self.running.values())
+    @property
+    def is_charged(self) -> bool:
+        """Whether anything runs on this account."""
+        return bool(self._running or self._aftermaths)
+
+    def at(self, now: float) -> float:
+        """Return the account's figure."""
+        figure = self.ended + self._growth * now - self._origin
+        for run in self._aftermaths.values():
+            figure += _aftermath_seconds(run, now) / run.weight
+        return figure
+
+    def rank(self, now: float) -> float:
+        """Return the figure by which tenants are compared."""
+        return self.at(now) + ADVANCE_SECONDS * self._growth
+
+    def start(self, lease: str, weight: float, now: float) -> None:
+        """Let a lease count."""
+        self._running[lease] = _Running(now, weight)
+        self._growth += 1 / weight
+        self._origin += now / weight
+
+    def stop(self, lease: str) -> _Running:
+        """Let a lease count no more, as if it had never run; return what it was."""
+        run = self._running.pop(lease)
+        self._growth -= 1 / run.weight
+        self._origin -= run.since / run.weight
+        if not self._running:
+            self._growth = self._origin = 0.0  # sheds what rounding has left
+        return run
+
+    def start_aftermath(self, worker: str, weight: float, now: float) -> None:
+        """Let what a worker does after a lease count, within its limit."""
+        self._aftermaths[worker] = _Running(now, weight)
+
+    def end_aftermath(self, worker: str, now: float) -> None:
+        """Charge what the worker did."""
+        run = self._aftermaths.pop(worker)
+        self.ended += _aftermath_seconds(run, now) / run.weight
 
 
-def aftermath_of(worker: str) -> str:
-    """Return the key under which an aftermath runs; a NUL is in no request's id."""
-    return f"\0{worker}"
+def _aftermath_seconds(run: _Running, now: float) -> float:
+    return min(now - run.since, MAX_AFTERMATH_SECONDS)
 
 
 class Ledger:
@@ -108,7 +144,7 @@ class Ledger:
     def leave(self, tenant: str, waiting: Collection[str], now: float) -> None:
         """Let a tenant go unless it still waits or has leases; one that is gone already is fine."""
         account = self._present.get(tenant)
-        if account is None or account.running or tenant in waiting:
+        if account is None or account.is_charged or tenant in waiting:
             return
         level = self._update_level(waiting, now)
         del self._present[tenant]
@@ -119,25 +155,29 @@ class Ledger:
 
     def start(self, tenant: str, lease: str, weight: float, now: float) -> None:
         """Charge the tenant from now on for this lease."""
-        self._present[tenant].running[lease] = _Running(now, weight)
+        self._present[tenant].start(lease, weight, now)
 
     def end(self, tenant: str, lease: str, now: float) -> None:
         """Close a lease's account. `leave` may follow."""
         account = self._present[tenant]
-        run = account.running.pop(lease)
-        account.ended += run.seconds(now) / run.weight
+        run = account.stop(lease)
+        account.ended += (now - run.since) / run.weight
 
     def start_aftermath(self, tenant: str, worker: str, weight: float, now: float) -> None:
-        """Charge the tenant on, within a limit, for what its ended lease makes the worker do; `end` closes it."""
-        self._present[tenant].running[aftermath_of(worker)] = _Running(now, weight, now + MAX_AFTERMATH_SECONDS)
+        """Charge the tenant on, within a limit, for what its ended lease makes the worker do."""
+        self._present[tenant].start_aftermath(worker, weight, now)
+
+    def end_aftermath(self, tenant: str, worker: str, now: float) -> None:
+        """Charge no more for what the worker does. `leave` may follow."""
+        self._present[tenant].end_aftermath(worker, now)
 
     def void(self, tenant: str, lease: str) -> None:
         """Charge nothing for a lease that never reached its process. `leave` may follow."""
-        del self._present[tenant].running[lease]
+        self._present[tenant].stop(lease)
 
     def rank(self, tenant: str, now: float) -> float:
         """Return the figure by which present tenants are compared; the lowest is next."""
-        return self._present[tenant].at(now, ADVANCE_SECONDS)
+        return self._present[tenant].rank(now)
 
     def _update_level(self, waiting: Collection[str], now: float) -> float:
         if waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 
 SLACK = 64
 """Dead entries that are tolerated before a rebuild; chosen so that small heaps are never rebuilt."""
@@ -42,9 +43,9 @@ class KeyedHeap:
         """
         return self._heap[0][1]
 
-    def first_rank(self) -> float | None:
-        """Return the smallest rank; None when the heap is empty."""
-        return self._heap[0][0] if self._heap else None
+    def first_rank(self) -> float:
+        """Return the smallest rank; infinity when the heap is empty."""
+        return self._heap[0][0] if self._heap else inf
 
     def take_until(self, rank: float) -> Iterator[str]:
         """Take out and yield, in order, each key whose rank is at most this one."""

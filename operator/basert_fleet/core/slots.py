@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from basert_fleet.core.epoch import Epoch
 from basert_fleet.core.heap import KeyedHeap
@@ -39,16 +40,15 @@ class OfferKind(Enum):
     """From another incarnation, while the slot is leased: two processes would stand behind one name."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Idle:
+class Idle(NamedTuple):
     """One offered slot; ordered by how much its process has served, then by how lately it was offered."""
 
     served: int
     """Leases that its process has ended."""
     seniority: int
-    """Grows the longer ago it was offered."""
+    """Grows the longer ago it was offered; no two have the same."""
     worker: str
-    epoch: Epoch = field(compare=False)
+    epoch: Epoch
 
 
 class Slots:
@@ -173,14 +173,15 @@ class Slots:
         for worker in self._accept_by.take_until(now):
             yield self._leases[worker]
 
-    def next_overdue(self) -> float | None:
-        """Return when the next lease must have been accepted; None when all are."""
+    def next_overdue(self) -> float:
+        """Return when the next lease must have been accepted; infinity when all are."""
         return self._accept_by.first_rank()
 
     def _choice(self, demand: Demand) -> Idle | None:
         """Return the slot for a request; the first look succeeds unless processes are excluded."""
-        order = reversed(self._order) if demand is ANYTHING else iter(self._order)
-        return next((i for i in order if demand.admits(i.worker, i.epoch.process, i.served)), None)
+        if demand is ANYTHING:
+            return self._order[-1] if self._order else None
+        return next((i for i in self._order if demand.admits(i.worker, i.epoch.process, i.served)), None)
 
     def _add_idle(self, idle: Idle) -> None:
         self._idle[idle.worker] = idle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeAlias
@@ -142,20 +142,23 @@ class WaitingRequests:
         """Take out, in order, those whose waiting is over."""
         return tuple(filter(None, map(self.remove, self._expiry.take_until(now))))
 
-    def next_expiry(self) -> float | None:
-        """Return when the next one's waiting is over; None when nothing waits."""
+    def next_expiry(self) -> float:
+        """Return when the next one's waiting is over; infinity when nothing waits."""
         return self._expiry.first_rank()
 
     def tenants(self, priority: Priority) -> frozenset[str]:
         """Return who waits in this class."""
         return frozenset(self._lines[priority])
 
-    def heads(self, priority: Priority, can_run: Callable[[Demand], bool]) -> Iterator[Place]:
-        """Yield each tenant's first request of this class that some slot can run now."""
-        for lines in self._lines[priority].values():
-            firsts = [self._first(line) for demand, line in lines.items() if can_run(demand)]
-            if firsts:
-                yield min(firsts, key=lambda place: place.number)
+    def heads(self, can_run: Callable[[Demand], bool]) -> dict[Priority, list[Place]]:
+        """Return, for each class that has any, each tenant's first request that some slot can run now."""
+        heads: dict[Priority, list[Place]] = {}
+        for priority, tenants in self._lines.items():
+            for lines in tenants.values():
+                firsts = [self._first(line) for demand, line in lines.items() if can_run(demand)]
+                if firsts:
+                    heads.setdefault(priority, []).append(min(firsts, key=lambda place: place.number))
+        return heads
 
     def counts(self) -> Mapping[tuple[Priority, str], int]:
         """Return how many wait, by class and tenant; only those of whom somebody waits."""

@@ -23,14 +23,13 @@ from basert_fleet.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from structlog.typing import FilteringBoundLogger
-
     from basert_fleet.core.api import BasertPool
     from basert_fleet.gateway.ask import Ask
     from basert_fleet.gateway.exchange import Exchange
     from basert_fleet.gateway.roster import Beginnings
     from basert_fleet.gateway.sessions import Frame
     from basert_fleet.telemetry.gauges import FleetGauges
+    from basert_fleet.telemetry.logs import FleetLog
     from basert_fleet.wire.messages import Offer, Withdraw, WorkerStatus
 
 
@@ -53,7 +52,7 @@ class Fleet:
 
     def __init__(
         self,
-        log: FilteringBoundLogger,
+        log: FleetLog,
         *,
         beginnings: Beginnings = FROM_NOTHING,
         wall: Callable[[], float] = time.time,
@@ -155,14 +154,14 @@ class Fleet:
     def session_opened(self, session: Session) -> str:
         """Take in an agent that said who it is; if its node has another one, say so."""
         if not self.roster.open(session):
-            self._log.warning("second session of a node refused", node=session.node)
+            self._log.events.warning("second session of a node refused", node=session.node)
             self._tell(session, AgentNews.REFUSED)
             return (
                 f"another agent is connected as {session.node}. Stop that one, or give this one a --node name of its "
                 "own; if it was cloned, also a --state-dir of its own."
             )
         for problem in self.roster.adopt(session):
-            self._log.warning("worker not taken over", node=session.node, problem=problem)
+            self._log.events.warning("worker not taken over", node=session.node, problem=problem)
         self.metrics.declare_node(session.node, [pool.name for pool in self.traffic.pools])
         self._tell(session, AgentNews.CONNECTED)
         return ""

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from basert_fleet.core.verdict import Verdict
-from basert_fleet.telemetry.logs import LeaseLine, log_lease
+from basert_fleet.telemetry.logs import FleetLog, LeaseLine
 from basert_fleet.telemetry.metrics import UNKNOWN_ENGINE
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
-
     from basert_fleet.core.epoch import Epoch
     from basert_fleet.gateway.exchange import Exchange
     from basert_fleet.telemetry.metrics import PoolMetrics
@@ -55,7 +53,7 @@ def _growth(now: int, before: int) -> int:
 
 
 def lease_ended(
-    exchange: Exchange, end: End, *, report: WorkerStatus | None, metrics: PoolMetrics, log: FilteringBoundLogger
+    exchange: Exchange, end: End, *, report: WorkerStatus | None, metrics: PoolMetrics, log: FleetLog
 ) -> None:
     """Tell of a lease that its agent ended; the exchange has taken in that end, and with it what it released last."""
     engine = report.engine if report is not None else UNKNOWN_ENGINE
@@ -65,12 +63,12 @@ def lease_ended(
         metrics.handoff_seconds.observe(end.handoff_seconds)
     metrics.prompt_tokens.inc(end.prompt_tokens or 0)
     metrics.completion_tokens.inc(end.completion_tokens or 0)
-    log_lease(log, _line(exchange, end.epoch, end.outcome.value, end.verdict, end))
+    log.lease_ended(_line(exchange, end.epoch, end.outcome.value, end.verdict, end))
 
 
-def lease_lost(exchange: Exchange, epoch: Epoch, log: FilteringBoundLogger) -> None:
+def lease_lost(exchange: Exchange, epoch: Epoch, log: FleetLog) -> None:
     """Tell of a lease whose agent went away. It has no verdict, so no verdict is counted."""
-    log_lease(log, _line(exchange, epoch, LINK_LOST, None, None))
+    log.lease_ended(_line(exchange, epoch, LINK_LOST, None, None))
 
 
 def _line(exchange: Exchange, epoch: Epoch, outcome: str, verdict: Verdict | None, end: End | None) -> LeaseLine:

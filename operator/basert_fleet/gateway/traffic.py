@@ -27,14 +27,13 @@ from basert_fleet.wire.messages import Accepted, Body, Cancel, End, Head, Offer,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from structlog.typing import FilteringBoundLogger
-
     from basert_fleet.core.api import BasertPool
     from basert_fleet.core.dispatch import Effect, Exclusion
     from basert_fleet.core.epoch import Epoch
     from basert_fleet.gateway.ask import Ask
     from basert_fleet.gateway.exchange import Exchange
     from basert_fleet.gateway.sessions import Frame, Session
+    from basert_fleet.telemetry.logs import FleetLog
     from basert_fleet.telemetry.metrics import Metrics, PoolMetrics
 
 EARLY_HEAD_SECONDS = 15.0
@@ -78,7 +77,7 @@ class _Running:
 class Traffic:
     """The requests of all pools, from their arrival to their final answer."""
 
-    def __init__(self, metrics: Metrics, log: FilteringBoundLogger, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, metrics: Metrics, log: FleetLog, *, buffer_bytes: int = BUFFER_BYTES) -> None:
         self._loop = asyncio.get_running_loop()
         self._metrics = metrics
         self._log = log

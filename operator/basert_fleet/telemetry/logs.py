@@ -5,13 +5,14 @@ Messages are constant, values are fields. Prompts, answers and keys are logged a
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import msgspec
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
@@ -42,6 +43,24 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     queue_ms: float
     """From the request's arrival to this lease being accepted."""
     execute_ms: float
+    event: str = "lease ended"
+    level: str = "info"
+    timestamp: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
+
+
+class FleetLog:
+    """A gateway's log: what happens now and then, by structlog, and each lease, by a way that costs a tenth of that."""
+
+    def __init__(self, stream: BinaryIO | LineSink) -> None:
+        """Write to this stream, as `make_logger` does."""
+        self.events = make_logger(stream)
+        """For everything but leases."""
+        self._write = stream.write
+        self._encode: Callable[[LeaseLine], bytes] = _as_text if stream.isatty() else msgspec.json.Encoder().encode
+
+    def lease_ended(self, line: LeaseLine) -> None:
+        """Write the line of one lease."""
+        self._write(self._encode(line) + b"\n")
 
 
 def make_logger(stream: BinaryIO | LineSink) -> FilteringBoundLogger:
@@ -58,11 +77,6 @@ def make_logger(stream: BinaryIO | LineSink) -> FilteringBoundLogger:
     return logger
 
 
-def log_lease(logger: FilteringBoundLogger, line: LeaseLine) -> None:
-    """Write the line of one lease."""
-    logger.info("lease ended", **msgspec.structs.asdict(line))
-
-
 def _processors(*, for_person: bool) -> Sequence[Processor]:
     shared: list[Processor] = [
         structlog.processors.add_log_level,
@@ -70,17 +84,20 @@ def _processors(*, for_person: bool) -> Sequence[Processor]:
         structlog.processors.format_exc_info,
     ]
     if for_person:
-        return [*shared, _ToLogfmt()]
+        return [*shared, _to_text]
     return [*shared, structlog.processors.JSONRenderer(serializer=_to_json)]
 
 
-class _ToLogfmt:
-    """structlog's renderer of `key=value`, as the bytes that the stream takes."""
+_render_text = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
 
-    _render = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
 
-    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> bytes:
-        return self._render(logger, method, event).encode()
+def _to_text(logger: WrappedLogger, method: str, event: EventDict) -> bytes:
+    """Render `key=value` as the bytes that the stream takes."""
+    return _render_text(logger, method, event).encode()
+
+
+def _as_text(line: LeaseLine) -> bytes:
+    return _to_text(None, "", msgspec.to_builtins(line))
 
 
 def _to_json(event: object, **_options: object) -> bytes:
