@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from basert_fleet.agent import starting
-from basert_fleet.agent.processes import Progress
-from basert_fleet.agent.slot import Slot
-from basert_fleet.agent.starting import Launch, StartFailed, launch_process, listening
+from basert_fleet.agent.engines import Launch, StartFailed
+from basert_fleet.agent.generation import EngineLine
+from basert_fleet.agent.processes import Child, Progress
+from basert_fleet.agent.starting import launch_process, listening
 from basert_fleet.agent.state import SlotRecord, StateDirectory
 from basert_fleet.core.calibration import Probe
 from basert_fleet.core.plan import NodeView, plan
@@ -26,12 +27,12 @@ from support.virtual_loop import run_virtual
 
 
 class LoadingEngine:
-    """A process that uses CPU as a script says, and answers from some second on. It is its own child and its line."""
+    """A process that uses CPU as a script says, and answers from some second on. It is its own line too."""
 
     def __init__(self, cpu_at: Callable[[float], float], *, ready_at: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._cpu_at, self._ready_at = cpu_at, ready_at
-        self.child = self.line = self.probes = self
+        self.probes = self
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self.alive, self.port = True, 1
 
@@ -58,7 +59,8 @@ def seconds_to_start(monkeypatch: pytest.MonkeyPatch, cpu_at: Callable[[float], 
         return True
 
     async def start() -> float:
-        await listening(cast(Slot, LoadingEngine(cpu_at, ready_at=ready_at)))
+        engine = LoadingEngine(cpu_at, ready_at=ready_at)
+        await listening(cast(Child, engine), cast(EngineLine, engine))
         return asyncio.get_running_loop().time()
 
     monkeypatch.setattr(starting, "_accepts", accepts)

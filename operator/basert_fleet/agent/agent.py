@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 from structlog.typing import FilteringBoundLogger
 
+from basert_fleet.agent.attached import AttachedServer, Attachment
+from basert_fleet.agent.engines import EngineSource
 from basert_fleet.agent.node import allocatable_bytes
 from basert_fleet.agent.processes import kill_each, kill_leftover, marked_processes
+from basert_fleet.agent.starting import Spawner
 from basert_fleet.agent.state import SlotAlreadyHeld, SlotRecord, StateDirectory, StateUnusable
 from basert_fleet.agent.worker import Worker
 from basert_fleet.agent.worker_log import rotate
@@ -36,6 +41,9 @@ HOUSEKEEPING_SECONDS = 10.0
 """Chosen: an engine that floods its log writes a few times the log's bound in that time, no more."""
 
 
+NOTHING_ATTACHED: Mapping[str, AttachedServer] = MappingProxyType({})
+
+
 def keep_nothing(_documents: tuple[bytes, ...]) -> None:
     """Keep no desired state: for an agent that lives and ends with its gateway."""
 
@@ -55,10 +63,15 @@ class Agent:
         version: str,
         log: FilteringBoundLogger,
         keep: Callable[[tuple[bytes, ...]], None] = keep_nothing,
+        attached: Mapping[str, AttachedServer] = NOTHING_ATTACHED,
     ) -> None:
-        """`keep` is called with what the workers should be, as JSON, when that has changed; it must not fail."""
+        """`keep` is called with what the workers should be, as JSON, when that has changed; it must not fail.
+
+        `attached` are the workers, by name, that are servers which something else runs.
+        """
         self._node, self._state, self._version, self._log = node, state, version, log
         self._keep = keep
+        self._attached = attached
         self.on_status: list[Callable[[WorkerStatus], None]] = []
         """Called with each status of a worker when it changes, whether or not there is a gateway to tell."""
         self._incarnation = secrets.token_hex(8)
@@ -201,7 +214,8 @@ class Agent:
             document,
             incarnation=self._incarnation,
             record=record,
-            log=self._state.logs / f"{name}.log",
+            engines=self._engines_of(name, record),
+            log=self._log_of(name),
             after_generation=self._generations.get(name, 0),
             trust_of=lambda template: self._trusts[pool, template],
             send=self._send,
@@ -217,13 +231,20 @@ class Agent:
         if self._housekeeping is None:
             self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
 
+    def _engines_of(self, worker: str, record: SlotRecord) -> EngineSource:
+        server = self._attached.get(worker)
+        return Spawner(record) if server is None else Attachment(server, record, self._log_of(worker))
+
+    def _log_of(self, worker: str) -> Path:
+        return self._state.logs / f"{worker}.log"
+
     async def _keep_house(self) -> None:
         """Keep every worker's log within its bound, also while its process lives for weeks (C35)."""
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             for name in list(self._workers):
                 try:
-                    await asyncio.to_thread(rotate, self._state.logs / f"{name}.log")
+                    await asyncio.to_thread(rotate, self._log_of(name))
                 except OSError as error:
                     self._log.warning("worker log not bounded", worker=name, error=str(error))
 
@@ -239,7 +260,7 @@ class Agent:
             except (SlotAlreadyHeld, StateUnusable):
                 continue
             left = record.read()
-            if left is not None and left.is_of_this_boot and kill_leftover(left.pid, left.created):
+            if left is not None and left.is_ours_to_end and kill_leftover(left.pid, left.created):
                 self._log.warning("leftover process killed", worker=name, pid=left.pid, settled=left.settled)
             kill_each(marked.get(str(record.path), ()))
             record.close()

@@ -70,6 +70,8 @@ class LeaseRun:
         before = await slot.probe_before_lease()
         if self._cancelled:
             return self._not_sent(Outcome.CANCELLED, "")
+        if slot.child.exited.done():
+            return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.SERVER_RESTARTED))
         if before is not None and used_by_others(settled, before):
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.FOREIGN_TRAFFIC))
         response = Response(lease, prepared, self._send)
@@ -83,7 +85,8 @@ class LeaseRun:
         )
         execution = await self._generation.run()
         slot.served += 1
-        slot.over_at = execution.over_at
+        slot.over(execution)
+        restarted = execution.died or (execution.idle_proven and slot.child.exited.done())
         facts = response.finish() if execution.ended is Ended.COMPLETE else response.facts()
         evidence = _evidence(
             execution,
@@ -91,7 +94,7 @@ class LeaseRun:
             settled=settled,
             before=before,
             expected_prompt_tokens=prepared.expected_prompt_tokens,
-            died=slot.child.exited.done(),
+            restarted=restarted,
         )
         policy = policy_of(self._worker)
         verdict = judge(evidence, slot.baseline, policy)
@@ -100,7 +103,7 @@ class LeaseRun:
         return Settled(
             verdict=verdict,
             check=_check(execution, facts, verdict, next_check(verdict, policy, agreed=lease.agreed)),
-            alive=execution.idle_proven,
+            alive=execution.idle_proven and not restarted,
             sent=True,
             learnable=_learnable(evidence),
         )
@@ -155,7 +158,7 @@ def _evidence(
     settled: Probe | None,
     before: Probe | None,
     expected_prompt_tokens: int | None,
-    died: bool,
+    restarted: bool,
 ) -> Evidence:
     whole = facts if execution.ended is Ended.COMPLETE else None
     return Evidence(
@@ -168,7 +171,7 @@ def _evidence(
         completion_tokens=whole.completion_tokens if whole else None,
         tool_problem=whole.tool_problem if whole else None,
         idle_proven=execution.idle_proven,
-        server_restarted=died,
+        server_restarted=restarted,
     )
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,10 +71,7 @@ class Child:
         """Say how the process ended, for a person: an exit status and a signal are different stories."""
         if not self.exited.done():
             return "still running"
-        status = self.exited.result()
-        if status >= 0:
-            return f"exited with status {status}"
-        return f"ended by {signal.Signals(-status).name}"
+        return describe_status(self.exited.result())
 
     def listens_on(self, port: int) -> bool:
         """Say whether this process, or one that it forked, listens on the port; a stranger there is not ready (C13)."""
@@ -82,6 +79,9 @@ class Child:
             process = psutil.Process(self.pid)
             return _listens(process, port) or any(_listens(child, port) for child in process.children(recursive=True))
         return False
+
+    def suspect_restart(self, sign: str) -> None:
+        """Do nothing: whether another process answers is told by this one's exit."""
 
     def stopped(self) -> bool:
         """Say whether the process was halted by a signal, so that waiting for it is pointless."""
@@ -149,6 +149,11 @@ class Child:
         self._strays += [process for process in self._family() if process.pid != self.pid and process not in known]
 
 
+def describe_status(status: int) -> str:
+    """Say what an exit status means: a negative one is a signal's."""
+    return f"exited with status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
+
+
 MARK = "BASERT_FLEET_SLOT"
 """The environment variable by which an engine, and whatever it forks, tells whose it is: its slot's record."""
 
@@ -161,20 +166,48 @@ async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path, slot:
     Raises:
         SpawnFailed: the program does not exist, or cannot be executed.
     """
+    with _appending(log) as output:
+        try:
+            return await _spawn(argv, env={**os.environ, **env, MARK: str(slot)}, output=output)
+        except OSError as error:
+            raise SpawnFailed(argv[0], error) from error
+
+
+async def run_command(argv: Sequence[str], *, log: Path, seconds: float) -> int:
+    """Run a program to its end, in its own session, with its output appended to a file; return its exit status.
+
+    It does not carry a slot's mark: what it leaves running is not ours. Past `seconds`, or cut short, its group is
+    killed, and with it whatever of that it started.
+
+    Raises:
+        OSError: it cannot be started.
+        TimeoutError: it did not end in time.
+    """
+    with _appending(log) as output:
+        child = await _spawn(argv, env=os.environ, output=output)
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.shield(child.exited)
+    except BaseException:
+        child.kill_group()
+        await child.gone()
+        raise
+    return child.exited.result()
+
+
+@contextlib.contextmanager
+def _appending(log: Path) -> Iterator[int]:
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env={**os.environ, **env, MARK: str(slot)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise SpawnFailed(argv[0], error) from error
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+async def _spawn(argv: Sequence[str], *, env: Mapping[str, str], output: int) -> Child:
+    process = await asyncio.create_subprocess_exec(
+        *argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
     return Child(process, _created(process.pid))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from basert_fleet.agent.generation import EngineLine, Execution, Generation, Sink
-from basert_fleet.agent.processes import Child
+from basert_fleet.agent.engines import Engine
+from basert_fleet.agent.generation import Ended, EngineLine, Execution, Generation, Sink
 from basert_fleet.agent.state import SlotRecord
 from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.calibration import Baseline, Probe
+from basert_fleet.core.doubt import is_fresh
 from basert_fleet.engine.canary import CHAT_PATH
-from basert_fleet.engine.connection import ResponseHead, encode_request
+from basert_fleet.engine.connection import ResponseHead, encode_request, headers_to
 from basert_fleet.engine.request import JSON_TYPE, prepare
 from basert_fleet.engine.response import Reader, ResponseFacts, reader_for
 
@@ -25,7 +26,7 @@ OWN_REQUEST_SECONDS = 120.0
 class Slot:
     """One process of one worker. What is known of it dies with it."""
 
-    child: Child
+    child: Engine
     record: SlotRecord
     line: EngineLine
     generation: int
@@ -43,11 +44,7 @@ class Slot:
         self, path: str, content_type: str, body: bytes, *, timeout_seconds: float, worker: BasertWorker, sink: Sink
     ) -> Generation:
         """Make one generation ready to run; the caller must let the one before it end first."""
-        headers = {
-            "Host": f"{self.line.host}:{self.line.port}",
-            "Authorization": f"Bearer {self.line.api_key}",
-            "Content-Type": content_type,
-        }
+        headers = headers_to(self.line.host, self.line.port, self.line.api_key) | {"Content-Type": content_type}
         now = asyncio.get_running_loop().time()
         self.handoff_seconds = None if self.over_at is None else now - self.over_at
         return Generation(
@@ -74,20 +71,28 @@ class Slot:
             CHAT_PATH, JSON_TYPE, body, timeout_seconds=OWN_REQUEST_SECONDS, worker=worker, sink=answer
         )
         execution = await answer.generation.run()
-        self.over_at = execution.over_at
+        self.over(execution)
         return execution, answer
+
+    def over(self, execution: Execution) -> None:
+        """Take note of a generation that has run to its end."""
+        self.over_at = execution.over_at
+        if execution.ended is Ended.LOST:
+            self.child.suspect_restart(execution.detail)
 
     async def probe_before_lease(self) -> Probe | None:
         """Return a fresh probe of the idle slot, or None if the last one is recent enough to stand."""
         if asyncio.get_running_loop().time() - self.line.probed_at < PROBE_GOOD_FOR_SECONDS:
             return None
-        before = await self.line.ask()
+        before, last = await self.line.ask(), self.line.last_probe
         if before is not None:
+            if is_fresh(before) and last is not None and not is_fresh(last):
+                self.child.suspect_restart("/slots shows a process that was never used")
             self.line.remember(before)
         return before
 
     def close(self) -> None:
-        """Close the connections; the process is ended by its supervisor."""
+        """Close the connections; the engine is ended by its worker."""
         self.line.close()
 
 

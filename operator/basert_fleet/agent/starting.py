@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from dataclasses import dataclass
-from pathlib import Path
 
+from basert_fleet.agent.engines import Launch, StartFailed
 from basert_fleet.agent.generation import EngineLine
-from basert_fleet.agent.processes import Progress, free_port, spawn
+from basert_fleet.agent.processes import Child, Progress, free_port, spawn
 from basert_fleet.agent.slot import Slot
 from basert_fleet.agent.state import SlotRecord
-from basert_fleet.core.api import BasertWorker
-from basert_fleet.core.errors import FleetError
 from basert_fleet.engine.command import command_line
 
 LOOPBACK = "127.0.0.1"
@@ -25,23 +23,38 @@ STALLED_SECONDS = 600.0
 HEALTH_SECONDS = 1.0
 
 
-class StartFailed(FleetError):
-    """A process did not come to listen on its port."""
+class Spawner:
+    """Engines that are processes of ours, started one after another: there can always be a next one."""
 
-    code = "start_failed"
+    note = out_of_service = ""
+
+    def __init__(self, record: SlotRecord) -> None:
+        """Begin without a process; `record` is the slot's."""
+        self._record = record
+        self._child: Child | None = None
+
+    async def launch(self, launch: Launch) -> Slot:
+        """Start the next process; it does not listen yet."""
+        self._child, line = await launch_process(launch)
+        return Slot(self._child, launch.record, line, launch.generation)
+
+    async def listening(self, slot: Slot) -> None:
+        """Return once the process itself listens and answers."""
+        if self._child is None:
+            raise RuntimeError("no process was launched")
+        await listening(self._child, slot.line)
+
+    def ended(self) -> None:
+        """Record that the process is gone."""
+        with contextlib.suppress(OSError):  # a record that cannot be written names a process that is gone: harmless
+            self._record.ended()
+
+    async def mended(self) -> None:
+        """Never return: only a changed spec makes a difference to what was given up."""
+        await asyncio.get_running_loop().create_future()
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What is needed to start the next process of a worker."""
-
-    worker: BasertWorker
-    record: SlotRecord
-    log: Path
-    generation: int
-
-
-async def launch_process(launch: Launch) -> Slot:
+async def launch_process(launch: Launch) -> tuple[Child, EngineLine]:
     """Start a process on a port and with a key of its own; it does not listen yet.
 
     Raises:
@@ -58,52 +71,51 @@ async def launch_process(launch: Launch) -> Slot:
     except OSError:  # without a record the next agent could not find it
         child.kill_group()
         raise
-    return Slot(child, launch.record, line, launch.generation)
+    return child, line
 
 
-async def listening(slot: Slot) -> None:
+async def listening(child: Child, line: EngineLine) -> None:
     """Return once the process itself listens and answers; that may take as long as it uses CPU or more memory.
 
     Raises:
         StartFailed: it exited, made no progress, or somebody else has its port.
     """
-    patience = _Patience(slot)
-    while not await _accepts(slot.line):
+    patience = _Patience(child, line.port)
+    while not await _accepts(line):
         await patience.wait()
-    if not slot.child.listens_on(slot.line.port):
+    if not child.listens_on(line.port):
         patience.require_alive()
-        raise StartFailed(f"another program listens on port {slot.line.port}, which was chosen for this worker")
-    while not await slot.line.probes.healthy(HEALTH_SECONDS):
+        raise StartFailed(f"another program listens on port {line.port}, which was chosen for this worker")
+    while not await line.probes.healthy(HEALTH_SECONDS):
         await patience.wait()
-    slot.line.remember(await slot.line.ask())
+    line.remember(await line.ask())
 
 
 class _Patience:
     """How long one starting process is waited for: as long as it lives and gets on."""
 
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
+    def __init__(self, child: Child, port: int) -> None:
+        self._child, self._port = child, port
         self._pause = FIRST_LOOK_SECONDS
         self._progress = Progress(0.0, 0)
         self._progressed_at = self._checked_at = asyncio.get_running_loop().time()
 
     def require_alive(self) -> None:
         """Give up on a process that is gone."""
-        child = self._slot.child
-        if not child.alive:
-            raise StartFailed(f"the process {child.describe_exit()} before it listened on port {self._slot.line.port}")
+        if not self._child.alive:
+            raise StartFailed(f"the process {self._child.describe_exit()} before it listened on port {self._port}")
 
     async def wait(self) -> None:
         """Wait a little, longer each time, unless nothing will come of it."""
         self.require_alive()
         self._require_progress(asyncio.get_running_loop().time())
-        await asyncio.wait({self._slot.child.exited}, timeout=self._pause)
+        await asyncio.wait({self._child.exited}, timeout=self._pause)
         self._pause = min(self._pause * LOOK_GROWTH, LATER_LOOK_SECONDS)
 
     def _require_progress(self, now: float) -> None:
         if now - self._checked_at < PROGRESS_EVERY_SECONDS:
             return
-        self._checked_at, seen = now, self._slot.child.progress()
+        self._checked_at, seen = now, self._child.progress()
         if seen != self._progress:
             self._progress, self._progressed_at = seen, now
         elif now - self._progressed_at >= STALLED_SECONDS:

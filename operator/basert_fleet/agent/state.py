@@ -66,6 +66,7 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     """The process that a slot last started."""
 
     pid: int
+    """NOT_OURS for a server that something else runs."""
     created: float
     """The operating system's creation time; a reused pid has another."""
     port: int
@@ -79,6 +80,14 @@ class ProcessRecord(msgspec.Struct, frozen=True):
         """Whether the machine has run ever since; a step of its clock moves the time of its boot a little."""
         return abs(self.boot - boot_time()) < BOOT_TOLERANCE_SECONDS
 
+    @property
+    def is_ours_to_end(self) -> bool:
+        """Whether it names a process that an agent of this boot started."""
+        return self.pid != NOT_OURS and self.is_of_this_boot
+
+
+NOT_OURS = 0
+"""No child has this pid, and signals to its group would be signals to our own."""
 
 BOOT_TOLERANCE_SECONDS = 30.0
 """Chosen: more than clocks are stepped by, less than a Mac needs to boot and start an agent."""
@@ -103,6 +112,10 @@ class SlotRecord:
     def started(self, pid: int, created: float, port: int) -> None:
         """Record a new process; nothing was sent to it yet."""
         self._write(ProcessRecord(pid, created, port, boot_time(), settled=True))
+
+    def attached(self, port: int) -> None:
+        """Record that a server is used which something else runs; nothing was sent to it yet."""
+        self._write(ProcessRecord(NOT_OURS, 0.0, port, boot_time(), settled=True))
 
     def sent(self) -> None:
         """Record, before the first byte of a generation, that the process may be busy from now on."""

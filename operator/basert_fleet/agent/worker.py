@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
+from basert_fleet.agent.engines import EngineSource, Launch, StartFailed
 from basert_fleet.agent.lease_run import LeaseRun, Settled
 from basert_fleet.agent.processes import SpawnFailed
 from basert_fleet.agent.proving import Finding, Proof
 from basert_fleet.agent.slot import Slot
-from basert_fleet.agent.starting import Launch, StartFailed, launch_process, listening
 from basert_fleet.agent.state import SlotRecord
 from basert_fleet.agent.worker_log import last_lines, rotate, size
 from basert_fleet.core.api import BasertWorker, CanaryProfile, IsolationLevel, WorkerState
@@ -55,6 +55,7 @@ class Worker:
         *,
         incarnation: str,
         record: SlotRecord,
+        engines: EngineSource,
         log: Path,
         after_generation: int,
         trust_of: Callable[[str], DriftTrust],
@@ -62,7 +63,8 @@ class Worker:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._worker = worker
-        self._record, self._log, self._trust_of, self._send = record, log, trust_of, send
+        self._record, self._engines, self._log = record, engines, log
+        self._trust_of, self._send = trust_of, send
         self._offers = SlotLease(incarnation)
         self._state, self._do = INITIAL.state, INITIAL.do
         self._message = ""
@@ -272,16 +274,19 @@ class Worker:
     async def _start(self) -> Event:
         self._generation += 1
         self._template = self._worker.spec.template
-        self._message = ""
+        self._message = self._engines.note
+        if self._message:
+            self._send(self.status())
         try:
             rotate(self._log)
             self._log_start = size(self._log)
-            slot = await launch_process(Launch(self._worker, self._record, self._log, self._generation))
+            slot = await self._engines.launch(Launch(self._worker, self._record, self._log, self._generation))
             self._slot = slot
             slot.child.exited.add_done_callback(lambda _: self._changed.set())
-            await self._while_current(listening(slot))
+            await self._while_current(self._engines.listening(slot))
         except (SpawnFailed, StartFailed, OSError) as error:
             return self._failed(Event.START_FAILED, str(error))
+        self._message = ""
         return Event.LISTENING if self._is_current else Event.UNWANTED
 
     async def _warm_up(self) -> Event:
@@ -404,8 +409,10 @@ class Worker:
             self._slot.close()
             await self._slot.child.end(drain_seconds=drain_seconds)
             self._slot = None
-        with contextlib.suppress(OSError):  # a record that cannot be written names a process that is gone: harmless
-            self._record.ended()
+        self._engines.ended()
+        if self.wanted and self._engines.out_of_service:
+            self._message = f"{self._message.rstrip('.')}. {self._engines.out_of_service}".removeprefix(". ")
+            return Event.GIVE_UP
         return self._starts.after_stop(wanted=self.wanted)
 
     async def _wait_backoff(self) -> Event:
@@ -415,8 +422,7 @@ class Worker:
         return Event.RESTART if self.wanted else Event.UNWANTED
 
     async def _await_change(self) -> Event:
-        while self._is_current:
-            await self._next_change()
+        await self._while_current(self._engines.mended())
         return Event.RESTART if self.wanted else Event.UNWANTED
 
     # --- what is noted on the way

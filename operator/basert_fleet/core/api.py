@@ -1,4 +1,4 @@
-"""The one schema: BasertPool and BasertWorker, as fleet files, Kubernetes and the rooms share them.
+"""The one schema: BasertPool, Standalone and BasertWorker, as fleet files, Kubernetes and the rooms share them.
 
 Decides which settings exist, their bounds and their defaults; every description says what happens when one changes.
 A setting is in here only if some code honours it, and an unknown one is refused. Where a document stands in a file is
@@ -21,6 +21,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from basert_fleet.core.delivery import VerifyMode
+from basert_fleet.core.server_address import NoServerAddress, server_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -438,6 +439,68 @@ class BasertPool(ApiModel):
     kind: Literal["BasertPool"] = Field(description="What this document is.")
     metadata: Metadata
     spec: PoolSpec
+
+
+# --- Standalone -------------------------------------------------------------------------------------------------------
+
+
+class StandaloneMetadata(ApiModel):
+    """How the document is called; a file holds one at most, so nothing depends on it."""
+
+    name: str = Field(default="standalone", pattern=DNS_LABEL, max_length=40, description="Free; it names nothing.")
+
+
+class AttachSpec(ApiModel):
+    """One server that something else runs, as one worker of a pool. Its promises are weaker: see docs/attach.md."""
+
+    pool: str = Field(
+        pattern=DNS_LABEL,
+        max_length=40,
+        description="The pool it serves. All workers of that pool are attached servers, so its `replicas` is how many "
+        "entries name it, and settings that only matter to a process of the fleet's own are refused in it.",
+    )
+    url: str = Field(
+        max_length=256,
+        description="Where it listens: http://127.0.0.1:PORT, or another name of this machine. No other entry and no "
+        "port of the fleet's own may be the same port.",
+    )
+    api_key_file: Name | None = Field(
+        default=None,
+        description="A file that holds the server's --api-key and nothing else, read once at the start; a relative "
+        "path starts where `up` was started. Without it no key is sent.",
+    )
+    restart_command: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="The program and its words that replace the server by a fresh process; it returns once that is "
+        "under way. Run, without a shell, whenever a process of the fleet's own would be killed. Without it the worker "
+        "is out of service until you restart the server, or for a missing proof until /slots gives it.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_a_server_of_this_machine(cls, url: str) -> str:
+        try:
+            server_address(url)
+        except NoServerAddress as error:
+            raise PydanticCustomError("server_url", "{why}", {"why": str(error)}) from None
+        return url
+
+
+class StandaloneSpec(ApiModel):
+    """What only a fleet of one machine has. Read at the start: a change is refused until `up` is started again."""
+
+    attach: Annotated[tuple[AttachSpec, ...], Field(min_length=1, max_length=256)] = Field(
+        description="Servers that something else runs, each as one worker of a pool."
+    )
+
+
+class Standalone(ApiModel):
+    """What a file for `basert-fleet up` may hold beside its pools; never a Kubernetes resource."""
+
+    api_version: Literal["fleet.basert.dev/v1alpha1"] = Field(description="The version of this schema.")
+    kind: Literal["Standalone"] = Field(description="What this document is.")
+    metadata: StandaloneMetadata = Field(default_factory=StandaloneMetadata)
+    spec: StandaloneSpec
 
 
 # --- BasertWorker -----------------------------------------------------------------------------------------------------

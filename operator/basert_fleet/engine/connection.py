@@ -98,6 +98,12 @@ def encode_request(method: str, path: str, headers: Mapping[str, str], body: byt
     return "\r\n".join(lines).encode("latin-1") + body
 
 
+def headers_to(host: str, port: int, api_key: str) -> dict[str, str]:
+    """Return the headers that say to whom a request goes and by what right; without a key nothing is said of that."""
+    headers = {"Host": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
+    return headers | {"Authorization": f"Bearer {api_key}"} if api_key else headers
+
+
 class EngineConnection:
     """A connection for one request at a time; the slot's owner is its only user.
 

@@ -20,6 +20,7 @@ from basert_fleet.engine.connection import (
     EngineGone,
     ResponseHead,
     encode_request,
+    headers_to,
 )
 
 MAX_ANSWER_BYTES = 1_048_576
@@ -56,7 +57,7 @@ class ProbeClient:
 
     def __init__(self, host: str, port: int, api_key: str) -> None:
         self._host, self._port = host, port
-        self._headers = {"Host": f"{host}:{port}", "Authorization": f"Bearer {api_key}"}
+        self._headers = headers_to(host, port, api_key)
         self._connection = EngineConnection()
         self._turn = asyncio.Lock()
 

@@ -1,0 +1,84 @@
+"""What a worker needs of an engine and of where its engines come from.
+
+Two things differ between a process that the agent starts (`starting.Spawner`) and a server that something else runs
+(`attached.Attachment`): how the next one comes to be, and what can be done about one that is not trusted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from basert_fleet.agent.generation import Process
+from basert_fleet.agent.state import SlotRecord
+from basert_fleet.core.api import BasertWorker
+from basert_fleet.core.errors import FleetError
+
+if TYPE_CHECKING:
+    from basert_fleet.agent.slot import Slot
+
+
+class StartFailed(FleetError):
+    """An engine did not come to listen, or not as the worker's own."""
+
+    code = "start_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is needed for the next engine of a worker."""
+
+    worker: BasertWorker
+    record: SlotRecord
+    log: Path
+    generation: int
+
+
+class Engine(Process, Protocol):
+    """One engine for as long as a worker uses it. `exited` resolves once it is not to be used any more."""
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the process, if it is ours."""
+
+    def suspect_restart(self, sign: str) -> None:
+        """Take note of what may mean that another process answers now; it matters where no pid tells that."""
+
+    def remember_family(self) -> None:
+        """Note which processes it has forked so far."""
+
+    async def end(self, *, drain_seconds: float) -> None:
+        """Be done with it: with some time to drain it is trusted, with 0 it is not. Its worker uses it no more."""
+
+
+class EngineSource(Protocol):
+    """Where one worker's engines come from, for the worker's whole life."""
+
+    @property
+    def note(self) -> str:
+        """What a start waits for, for a person; empty if that it starts says it all."""
+
+    @property
+    def out_of_service(self) -> str:
+        """Why there can be no next engine now, and what to do; empty if there can."""
+
+    async def launch(self, launch: Launch) -> Slot:
+        """Return the slot of the next engine, which need not listen yet.
+
+        Raises:
+            FleetError, OSError: there is none.
+        """
+
+    async def listening(self, slot: Slot) -> None:
+        """Return once the engine answers, and is known to be the one that is meant.
+
+        Raises:
+            StartFailed: it will not.
+        """
+
+    def ended(self) -> None:
+        """Take note that the last engine was ended, whether or not there was one. Must not fail."""
+
+    async def mended(self) -> None:
+        """Return once there can be a next engine though there could not before; that may be never."""
