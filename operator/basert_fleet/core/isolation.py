@@ -27,6 +27,7 @@ __all__ = [
     "Probe",
     "judge",
     "next_check",
+    "shows_reuse",
     "used_by_others",
 ]
 
@@ -81,8 +82,7 @@ class Evidence:
         """Say whether the engine reported less than half of the expected prompt (report: 9 of 274)."""
         if self.prompt_tokens is None or self.expected_prompt_tokens is None:
             return False
-        missing = self.expected_prompt_tokens - self.prompt_tokens
-        return missing >= REUSED_AT_LEAST_TOKENS and missing > self.prompt_tokens
+        return shows_reuse(self.prompt_tokens, self.expected_prompt_tokens)
 
     @property
     def proves_idle(self) -> bool:
@@ -93,6 +93,12 @@ class Evidence:
     def foreign_traffic(self) -> bool:
         """Say whether somebody used the slot while nobody held a lease."""
         return self.before is not None and used_by_others(self.settled, self.before)
+
+
+def shows_reuse(prompt_tokens: int, expected: int) -> bool:
+    """Say whether an engine that reports so few prompt tokens has reused a prefix of a prompt with `expected` ones."""
+    missing = expected - prompt_tokens
+    return missing >= REUSED_AT_LEAST_TOKENS and missing > prompt_tokens
 
 
 def used_by_others(settled: Probe | None, before: Probe) -> bool:
