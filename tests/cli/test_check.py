@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable
@@ -14,24 +13,17 @@ import msgspec
 import pytest
 
 from basert_fleet.cli.asking import Server
-from basert_fleet.cli.findings import AnswerFound, Report, ShapeFound
+from basert_fleet.cli.counters import CountersFound, ReadingFound
+from basert_fleet.cli.findings import AnswerFound, ShapeFound
 from basert_fleet.cli.main import main
+from basert_fleet.cli.profile import DriftFound, FirstWrong, Profile, ReuseFound
+from basert_fleet.cli.recommendation import Recommendation, Setting
+from basert_fleet.cli.report import Finding, Report
 from support.emulator import emulator
 
 Check = Callable[..., Awaitable[tuple[int, str, str]]]
 BUG = ("--sim-bug", "on", "--sim-batch-window", "0.1")  # wide enough for a busy machine: requests at once must overlap
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "check.md"
-
-
-@pytest.fixture
-def check(capsys: pytest.CaptureFixture[str]) -> Check:
-    """Run the command in a thread, with a loop of its own; gives its exit status, output and talk."""
-
-    async def run(*arguments: str) -> tuple[int, str, str]:
-        status = await asyncio.to_thread(main, ["check", *arguments])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def read(out: str) -> Report:
@@ -44,7 +36,7 @@ async def test_a_contaminated_server_is_found(check: Check) -> None:
     async with emulator(*BUG) as server:
         status, out, _ = await check(f"{server.url}/v1", "--requests", "6", "--json")
     found = read(out)
-    assert (status, found.all_right) == (1, False)
+    assert (status, found.all_right, found.version) == (1, False, 1)
     shapes = {shape.name: shape for shape in found.shapes}
     assert [(shape.name, shape.right, shape.judged) for shape in found.shapes] == [
         ("schemas", 4, 4), ("completions", 3, 3), ("cjk", 2, 2),
@@ -167,6 +159,8 @@ async def test_an_unknown_shape_is_exit_status_2_and_names_the_known_ones(check:
         ["127.0.0.1:8080"], ["ftp://127.0.0.1"], ["http://"], ["http://[::1"],
         ["http://h", "--requests", "0"], ["http://h", "--requests", "x"], ["http://h", "--requests", "1001"],
         ["http://h", "--concurrency", "1"], ["http://h", "--concurrency", "2,,4"],
+        ["http://h", "--report", "pdf"], ["http://h", "--json", "--report", "md"], ["http://h", "--total-timeout", "0"],
+        ["http://h", "--restart-command", ""], ["http://h", "--restart-command", "'"],
         ["http://h", "--timeout", "0"], ["http://h", "--timeout", "nan"], ["http://h", "--timeout", "inf"],
     ],
 )  # fmt: skip
@@ -184,5 +178,8 @@ async def test_the_json_keeps_to_its_schema_and_the_docs_name_every_field(check:
         _, out, _ = await check(server.url, "--json")
     jsonschema_rs.validate(msgspec.json.schema(Report), msgspec.json.decode(out))
     documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text().partition("## JSON")[2], re.MULTILINE)
-    fields = [field for struct in (Report, ShapeFound, AnswerFound) for field in struct.__struct_encode_fields__]
-    assert documented == fields
+    structs = (
+        Report, Finding, Profile, CountersFound, ReadingFound, ReuseFound, FirstWrong, DriftFound,
+        Recommendation, Setting, ShapeFound, AnswerFound,
+    )  # fmt: skip
+    assert documented == [field for struct in structs for field in struct.__struct_encode_fields__]

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from basert_fleet.cli.shapes import COMPLETIONS_PATH, Question
+from basert_fleet.core.calibration import Probe
 
 LONGEST_QUOTE = 60
 """Characters of an answer that a person is shown; chosen to fit a terminal's line."""
@@ -52,6 +53,8 @@ class Answer:
     completion_tokens: int | None = None
     attempts: int | None = None
     """How many workers it took, where a fleet says so."""
+    settled: Probe | None = None
+    """The counters of the server's only slot after it; None where they cannot be told apart from other requests'."""
 
 
 def read_answer(question: Question, status: int, body: bytes, seconds: float) -> Answer:

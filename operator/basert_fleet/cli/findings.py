@@ -1,4 +1,4 @@
-"""What `check` found: each shape's answers, counted, as the structure that `--json` prints.
+"""What came of each shape: its answers, counted, as a part of the structure that `--report json` prints.
 
 Field names are part of the interface (docs/check.md); they appear in camelCase. A field is added, never given another
 meaning.
@@ -41,6 +41,8 @@ class AnswerFound(msgspec.Struct, frozen=True, rename="camel"):
     attempts: int | None
     """Header x-basert-attempts; null where the server is no fleet."""
     seconds: float
+    settled: Slot | None
+    """The server's only slot, idle again after this answer; null for answers at once, or where it cannot be read."""
 
 
 class ShapeFound(msgspec.Struct, frozen=True, rename="camel"):
@@ -65,21 +67,15 @@ class ShapeFound(msgspec.Struct, frozen=True, rename="camel"):
     slots_after: tuple[Slot, ...] | None
     answers: tuple[AnswerFound, ...]
 
+    @property
+    def first_wrong(self) -> int | None:
+        """Which request (from 1) got the first wrong answer; None if none did."""
+        outcomes = [answer.outcome for answer in self.answers]
+        return outcomes.index(Outcome.WRONG) + 1 if Outcome.WRONG in outcomes else None
+
     def count(self, outcome: Outcome) -> int:
         """Return how many answers came out so."""
         return sum(answer.outcome is outcome for answer in self.answers)
-
-
-class Report(msgspec.Struct, frozen=True, rename="camel"):
-    """One run of `check`."""
-
-    url: str
-    model: str
-    right: int
-    judged: int
-    all_right: bool
-    """Something was judged, and nothing was wrong or an error. The exit status says the same."""
-    shapes: tuple[ShapeFound, ...]
 
 
 def shape_found(
@@ -110,14 +106,8 @@ def shape_found(
     )
 
 
-def report(url: str, model: str, shapes: Sequence[ShapeFound]) -> Report:
-    """Sum up all shapes."""
-    right, judged = sum(shape.right for shape in shapes), sum(shape.judged for shape in shapes)
-    return Report(url, model, right, judged, all_right=0 < judged == right, shapes=tuple(shapes))
-
-
 def _answer_found(answer: Answer) -> AnswerFound:
-    wanted = answer.question.wanted
+    wanted, settled = answer.question.wanted, answer.settled
     return AnswerFound(
         asked=answer.question.label,
         wanted=None if wanted is None else str(wanted),
@@ -128,4 +118,5 @@ def _answer_found(answer: Answer) -> AnswerFound:
         completion_tokens=answer.completion_tokens,
         attempts=answer.attempts,
         seconds=round(answer.seconds, 3),
+        settled=None if settled is None else Slot(settled.cache_tokens, settled.cache_position),
     )

@@ -13,7 +13,13 @@ import msgspec
 
 from basert_fleet.engine.canary import CHAT_PATH, LOOKUP_TOOL, lookup_key_request
 
+SCHEMAS, COMPLETIONS_SHAPE, CJK, FRESH, SEQUENTIAL, CONCURRENT = (
+    "schemas", "completions", "cjk", "fresh", "sequential", "concurrent",
+)  # fmt: skip
+"""Names of shapes; of CONCURRENT there is one for each size."""
 COMPLETIONS_PATH = "/v1/completions"
+FRESH_REQUESTS = 3
+"""Report, control 1: three of three were right."""
 COMPLETIONS = 3
 """Report, control 3: three of three were right."""
 MAX_TOKENS = 2048
@@ -73,12 +79,18 @@ def seed_shapes(model: str, *, sequential: int, concurrency: Sequence[int]) -> t
         _schemas(model),
         _completions(model),
         _cjk(model),
-        Shape("sequential", "one after another", 1, tuple(_lookups("seq", model, sequential))),
+        Shape(SEQUENTIAL, "one after another", 1, tuple(_lookups("seq", model, sequential))),
         *(
-            Shape(f"concurrent-{size}", f"{size} at once", size, tuple(_lookups(f"c{size}", model, size)))
+            Shape(f"{CONCURRENT}-{size}", f"{size} at once", size, tuple(_lookups(f"c{size}", model, size)))
             for size in concurrency
         ),
     )
+
+
+def fresh_shape(model: str) -> Shape:
+    """Make the report's control 1; a restart of the server belongs before each of its requests."""
+    questions = tuple(_lookups("fresh", model, FRESH_REQUESTS))
+    return Shape(FRESH, "control: a fresh process for each request", 1, questions)
 
 
 def _lookups(prefix: str, model: str, count: int) -> list[Question]:
@@ -101,13 +113,13 @@ def _schemas(model: str) -> Shape:
         _call(Call("beta_fetch", "city", "Paris"), model),
         _call(Call("beta_fetch", "city", "Rome"), model),
     )
-    return Shape("schemas", "control: tools separated by a plain chat", 1, questions)
+    return Shape(SCHEMAS, "control: tools separated by a plain chat", 1, questions)
 
 
 def _completions(model: str) -> Shape:
     """Make the report's control 3: the prompt rendered and the call parsed by the client."""
     calls = [Call("lookup_key", "key", f"text-{number}") for number in range(COMPLETIONS)]
-    return Shape("completions", "control: /v1/completions", 1, tuple(_completion(call, model) for call in calls))
+    return Shape(COMPLETIONS_SHAPE, "control: /v1/completions", 1, tuple(_completion(call, model) for call in calls))
 
 
 def _cjk(model: str) -> Shape:
@@ -116,7 +128,7 @@ def _cjk(model: str) -> Shape:
         _text("japanese", "「桜の」に続けて、春の短い文を書いてください。", model, CHINESE_MAX_TOKENS),
         _text("chinese", "请用中文写一篇五百字左右的文章,介绍长城的历史。", model, CHINESE_MAX_TOKENS),
     )
-    return Shape("cjk", "control: Japanese and Chinese texts", 1, questions)
+    return Shape(CJK, "control: Japanese and Chinese texts", 1, questions)
 
 
 def _call(wanted: Call, model: str) -> Question:
