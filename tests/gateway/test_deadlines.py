@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Callable
 
 from basert_fleet.core.delivery import Outcome, Part
 from basert_fleet.core.verdict import Reason, Verdict
 from basert_fleet.gateway.app import ClientApi
 from basert_fleet.gateway.auth import Keys
-from basert_fleet.gateway.client_protocol import ABORT
+from basert_fleet.gateway.client_protocol import CONNECTION
 from basert_fleet.gateway.fleet import Fleet
 from basert_fleet.telemetry.logs import FleetLog
 from support.scripted_agent import ENDING, ROLE, ScriptedAgent, pool, text
@@ -44,9 +45,19 @@ class Call:
         scope = {
             "type": "http", "method": "POST", "path": "/v1/chat/completions",
             "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
-            "extensions": {ABORT: self.aborted.set},
+            "extensions": {CONNECTION: self},
         }  # fmt: skip
         self.task = asyncio.create_task(ClientApi(fleet, Keys)(scope, receive, send))
+
+    def abort(self) -> None:
+        """Be dropped by the gateway."""
+        self.aborted.set()
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Take note of who wants to know that this client leaves, which it never does."""
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Forget them again."""
 
     @property
     def status(self) -> int | None:

@@ -6,8 +6,8 @@ forwarded. The client's Authorization ends here.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +17,7 @@ from basert_fleet.engine.request import InvalidRequest, peek
 from basert_fleet.gateway import cors
 from basert_fleet.gateway.asgi import header, respond
 from basert_fleet.gateway.ask import Ask, Terms, new_request_id, request_id
-from basert_fleet.gateway.client_protocol import ABORT
+from basert_fleet.gateway.client_protocol import CONNECTION
 from basert_fleet.gateway.errors import Code, Failure, RequestFault
 from basert_fleet.gateway.outcomes import CANCELLED, outcome_of
 from basert_fleet.gateway.uploads import ClientLeft, UploadLimits, Uploads
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from basert_fleet.engine.endpoints import Endpoint
-    from basert_fleet.gateway.asgi import Headers, Receive, Scope, Send
+    from basert_fleet.gateway.asgi import ClientConnection, Headers, Receive, Scope, Send
     from basert_fleet.gateway.auth import Key, Keys
     from basert_fleet.gateway.exchange import Exchange
     from basert_fleet.gateway.fleet import Fleet
@@ -103,25 +103,21 @@ class ClientApi:
             streams=endpoint.streams and found.stream,
             terms=terms,
         )
-        await self._deliver(self._fleet.submit(ask, scope["extensions"][ABORT]), receive, send)
+        connection: ClientConnection = scope["extensions"][CONNECTION]
+        await self._deliver(self._fleet.submit(ask, connection.abort), connection, send)
 
-    async def _deliver(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _deliver(self, exchange: Exchange, connection: ClientConnection, send: Send) -> None:
         """Write the response. However it ends, the request is over: answered, or given up and its lease cancelled."""
         traffic = self._fleet.traffic
-        watcher = asyncio.create_task(self._watch(exchange, receive), name=f"client of {exchange.ask.request_id}")
+        client_gone = partial(traffic.client_gone, exchange)
+        connection.when_lost(client_gone)
         try:
             await write_response(exchange, send, cors.RESPONSE, traffic.first_byte)
         except ClientStalled:
             traffic.cut(exchange)
         finally:
-            watcher.cancel()
-            traffic.client_gone(exchange)
-
-    async def _watch(self, exchange: Exchange, receive: Receive) -> None:
-        """Tell the fleet when the client leaves; its body has been read, so nothing else can come."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._fleet.traffic.client_gone(exchange)
+            connection.forget(client_gone)
+            client_gone()
 
     def _authenticate(self, scope: Scope) -> Key:
         key = self._keys().find(header(scope, b"authorization"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
@@ -11,6 +11,22 @@ Receive: TypeAlias = Callable[[], Awaitable[Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ClientConnection(Protocol):
+    """A client's connection, as far as ASGI says nothing of it."""
+
+    def abort(self) -> None:
+        """Drop the connection at once, unsent bytes included.
+
+        uvicorn closes gracefully, and so waits forever for a client that never reads.
+        """
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call this once the client has gone, soon if it has; `receive` would take a task of its own to tell."""
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call this any more."""
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

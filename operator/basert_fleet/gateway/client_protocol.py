@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from basert_fleet.gateway.asgi import respond
+from basert_fleet.gateway.client_response import ClientResponse
 from basert_fleet.gateway.errors import Code, Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable
     from uvicorn._types import Scope as ASGIScope
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from basert_fleet.gateway.asgi import Receive, Scope, Send
 
-ABORT = "basert_fleet.abort"
-"""The ASGI extension: a call that drops the connection at once, unsent bytes included.
-
-uvicorn closes gracefully, and so waits forever for a client that never reads.
-"""
+CONNECTION = "basert_fleet.connection"
+"""The ASGI extension: the client's connection (`asgi.ClientConnection`)."""
 
 HEAD_BYTES = 64 * 1024
 """A request line with its headers. Chosen: nginx takes 32 KiB, Node.js 16. What one read brings (at most 256 KiB) may
@@ -65,6 +63,7 @@ class ClientProtocol(HttpToolsProtocol):
         self._has_advanced = False
         """Whether the bytes that are being read have brought a part of a body, or the end of a head or of a message."""
         self._bytes_without_advance = 0
+        self._when_lost: set[Callable[[], None]] = set()
 
     # --- The connection -----------------------------------------------------------------------------------------------
 
@@ -78,9 +77,11 @@ class ClientProtocol(HttpToolsProtocol):
             self._limit_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection and its limit."""
+        """Forget the connection and its limit, and tell who asked to be told."""
         self._unlimit_head()
         super().connection_lost(exc)
+        for callback in list(self._when_lost):
+            callback()
 
     def data_received(self, data: bytes) -> None:
         """Read; refuse what grows without getting anywhere, be it a head, a trailer, or a chunk's extensions."""
@@ -106,7 +107,7 @@ class ClientProtocol(HttpToolsProtocol):
         """Begin a head."""
         super().on_message_begin()
         self._head_has_begun = True
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item] # an extension of our own
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item] # an extension of our own
 
     def on_headers_complete(self) -> None:
         """Start the request, or refuse it for its head."""
@@ -127,7 +128,24 @@ class ClientProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        super()._start_asgi_task(cycle, app if cycle.scope["http_version"] != "1.0" else _until_close(cycle, app))
+        super()._start_asgi_task(cycle, _answering_by(ClientResponse(cycle), app))
+
+    # --- What an application may ask of it (ClientConnection)
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        self.transport.abort()
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call this once the client has gone."""
+        self._when_lost.add(callback)
+        self.flow.resume_reading()  # a large body has paused it, and who does not read learns of no end
+        if self.transport.is_closing():
+            self.loop.call_soon(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Do not call this any more."""
+        self._when_lost.discard(callback)
 
     # --- Limits -------------------------------------------------------------------------------------------------------
 
@@ -191,20 +209,10 @@ def _response(failure: Failure) -> bytes:
     return b"".join(lines)
 
 
-def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """Let a body of unknown length end with the connection: HTTP/1.0 has no chunks (RFC 9112, section 6.1)."""
-    is_unbounded = False
-
-    async def send(event: ASGISendEvent) -> None:
-        nonlocal is_unbounded
-        if event["type"] == "http.response.start":
-            is_unbounded = all(name != b"content-length" for name, _ in event.get("headers", ()))
-            cycle.chunked_encoding = False if is_unbounded else None
-        elif is_unbounded and event["type"] == "http.response.body":
-            cycle.expected_content_length = len(event["body"])  # of this piece: uvicorn subtracts and compares
-        await cycle.send(event)
+def _answering_by(response: ClientResponse, app: ASGI3Application) -> ASGI3Application:
+    """Let the application's events be written by this response instead of uvicorn's cycle."""
 
     async def run(scope: ASGIScope, receive: ASGIReceiveCallable, _send: ASGISendCallable) -> None:
-        await app(scope, receive, send)
+        await app(scope, receive, response.send)  # type: ignore[arg-type] # events are mappings here, typed there
 
     return run

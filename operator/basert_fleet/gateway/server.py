@@ -127,6 +127,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here depends on a client's address
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             backlog=backlog,
         )
