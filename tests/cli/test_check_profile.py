@@ -129,6 +129,17 @@ async def test_requests_at_once_are_told_only_of_a_server_not_yet_found_wrong(ch
     assert settings(found)["isolation.level"] == "scrub"
 
 
+async def test_reuse_is_seen_of_a_server_that_has_the_prefix_already(check: Check) -> None:
+    """Asked a second time, already the first answer reports the rest of its prompt only."""
+    only = ("--only", "sequential", "--requests", "2", "--report", "json")
+    async with emulator() as server:
+        await check(server.url, *only)
+        _, out, _ = await check(server.url, *only)
+    reuse = read(out).profile.reuse
+    assert reuse is not None
+    assert (reuse.is_reused, reuse.first_prompt_tokens, reuse.least_later_prompt_tokens) == (True, 9, 9)
+
+
 async def test_a_server_without_slots_is_recommended_canaries_alone(check: Check) -> None:
     """What cannot be read cannot be required, and is untested rather than healthy."""
     async with emulator("--sim-slots", "off") as server:

@@ -124,3 +124,4 @@ async def test_the_recommended_pool_of_a_broken_build_answers_all_right(check: C
         assert running.overlaps() == []
     found = msgspec.json.decode(out, type=Report)
     assert (status, found.right) == (0, found.judged)
+    assert "asked through a fleet" in found.recommendation.yaml

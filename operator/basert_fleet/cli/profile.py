@@ -17,6 +17,8 @@ from basert_fleet.cli.shapes import CONCURRENT, SEQUENTIAL
 from basert_fleet.core.api import DriftSpec
 from basert_fleet.core.calibration import Baseline, Ending, Probe
 from basert_fleet.core.isolation import shows_reuse
+from basert_fleet.engine.canary import CHAT_PATH, lookup_key_request
+from basert_fleet.engine.request import prepare
 from basert_fleet.engine.response import ENDINGS
 
 TOLERANCE_TOKENS = DriftSpec().tolerance_tokens
@@ -27,6 +29,9 @@ class ReuseFound(msgspec.Struct, frozen=True, rename="camel"):
     """Whether the server reuses a prompt's prefix."""
 
     is_reused: bool
+    """Whether far fewer prompt tokens were reported than the prompt has: as many as the first answer told, or as the
+    judge estimates, whichever is more. A server that was in use before may reuse the prefix from the first request on.
+    """
     first_prompt_tokens: int
     """Of the repeated request's first answer."""
     least_later_prompt_tokens: int
@@ -91,7 +96,8 @@ def _reuse(shape: ShapeFound) -> ReuseFound | None:
     first, least = shape.first_prompt_tokens, shape.least_later_prompt_tokens
     if first is None or least is None:
         return None
-    return ReuseFound(shows_reuse(least, first), first, least)
+    estimate = prepare(CHAT_PATH, lookup_key_request("seq-0", "model"), request_id="").expected_prompt_tokens
+    return ReuseFound(shows_reuse(least, max(first, estimate or 0)), first, least)
 
 
 def _first_wrong(sequential: ShapeFound | None, unspoiled: Sequence[ShapeFound]) -> FirstWrong:

@@ -46,7 +46,7 @@ def recommend(profile: Profile, shapes: Sequence[ShapeFound]) -> Recommendation:
     is_wrong = any(shape.count(Outcome.WRONG) for shape in shapes)
     settings = (
         _level(profile, shapes),
-        _require_slots(profile),
+        _require_slots(profile, shapes),
         _action(profile),
         Setting("isolation.drift.toleranceTokens", DriftSpec().tolerance_tokens, _TOLERANCE_REASON),
         _verify(is_wrong=is_wrong),
@@ -75,8 +75,12 @@ def _level(profile: Profile, shapes: Sequence[ShapeFound]) -> Setting:
 _SCRUB, _VERIFY = IsolationLevel.SCRUB.value, IsolationLevel.VERIFY.value
 
 
-def _require_slots(profile: Profile) -> Setting:
+def _require_slots(profile: Profile, shapes: Sequence[ShapeFound]) -> Setting:
     path = "isolation.requireSlots"
+    if any(answer.attempts is not None for shape in shapes for answer in shape.answers):
+        return Setting(
+            path, value=True, reason="asked through a fleet, which shows no /slots; check a worker by itself"
+        )
     if profile.counters is None:
         return Setting(path, value=True, reason="the counters were not tested; true refuses what cannot be verified")
     if profile.counters.mode is None:
