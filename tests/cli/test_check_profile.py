@@ -129,6 +129,18 @@ async def test_requests_at_once_are_told_only_of_a_server_not_yet_found_wrong(ch
     assert settings(found)["isolation.level"] == "scrub"
 
 
+async def test_no_rule_is_drawn_from_a_server_that_was_wrong_already(check: Check) -> None:
+    """The counters of a contaminated slot say nothing of a healthy one, and nothing is given up because of them."""
+    async with emulator("--sim-fault", "contaminate:nth=1", "--sim-counters", "completion") as server:
+        await check(server.url, "--only", "sequential", "--requests", "2")
+        _, out, _ = await check(server.url, "--only", "counters", "--report", "json")
+    found = read(out)
+    assert found.profile.counters is not None
+    assert (found.profile.counters.canary_passed, found.profile.counters.mode) == (False, None)
+    assert len(found.profile.counters.readings) >= 4
+    assert settings(found)["isolation.requireSlots"] is True
+
+
 async def test_reuse_is_seen_of_a_server_that_has_the_prefix_already(check: Check) -> None:
     """Asked a second time, already the first answer reports the rest of its prompt only."""
     only = ("--only", "sequential", "--requests", "2", "--report", "json")

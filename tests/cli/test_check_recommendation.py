@@ -31,8 +31,9 @@ kind: BasertPool
 metadata: {name: pasted}
 """
 MODEL = "  model: {name: m, path: m.base}\n"
-READ = CountersFound(CounterMode.EQUAL, 0, {}, "", ())
-UNREAD = CountersFound(None, None, {}, "the server has no /slots", ())
+READ = CountersFound(CounterMode.EQUAL, True, 0, {}, "", ())
+UNREAD = CountersFound(None, None, None, {}, "the server has no /slots", ())
+SPOILED = CountersFound(None, False, 0, {}, "the canary failed", ())
 NOT_WRONG = FirstWrong(sequential_request=None, sequential_asked=8, concurrent_size=None, concurrent_tested=(2,))
 
 
@@ -65,7 +66,7 @@ def wrong_at(request: int) -> FirstWrong:
 
 
 @pytest.mark.parametrize("first", [*range(1, 9), None])
-@pytest.mark.parametrize("counters", [READ, UNREAD, None], ids=["read", "unread", "not asked"])
+@pytest.mark.parametrize("counters", [READ, UNREAD, SPOILED, None], ids=["read", "unread", "spoiled", "not asked"])
 @pytest.mark.parametrize("found", [None, drift(), drift(wrong_shown=1), drift(right_drifted=8)])
 def test_every_recommendation_is_a_pool_that_is_taken(
     first: int | None, counters: CountersFound | None, found: DriftFound | None

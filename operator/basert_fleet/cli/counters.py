@@ -46,6 +46,9 @@ class CountersFound(msgspec.Struct, frozen=True, rename="camel"):
 
     mode: CounterMode | None
     """Null where no rule was found."""
+    canary_passed: bool | None
+    """False: the tool call was answered wrongly, so the slot may have been contaminated and no rule is drawn from it.
+    Null: it was not sent, or not answered."""
     slope: int | None
     """Tokens by which the gap grows with each token of the answer, 0 or 1."""
     intercepts: dict[Ending, int]
@@ -68,18 +71,24 @@ async def calibrate(server: Server, model: str) -> Calibration:
 
     The canary comes first, as in a worker's warm-up: what follows must not continue its prefix.
     """
-    if await server.settled() is None:
-        return Calibration(_unknown(_why_unreadable(server)), None)
     taking = _Taking(server, model)
+    if await server.settled() is None:
+        return Calibration(_without_rule(_why_unreadable(server), taking), None)
     await taking.all_endings()
     fitted = fit(taking.readings)
-    readings = tuple(map(_reading_found, taking.readings))
+    if taking.canary_passed is False:
+        return Calibration(_without_rule("; ".join(taking.gaps), taking), None)
     if isinstance(fitted, NoFit):
-        explanation = "; ".join([*taking.gaps, fitted.explanation])
-        return Calibration(CountersFound(None, None, {}, explanation, readings), None)
-    intercepts = dict(fitted.intercepts)
-    mode = _mode(fitted)
-    return Calibration(CountersFound(mode, fitted.slope, intercepts, "; ".join(taking.gaps), readings), fitted)
+        return Calibration(_without_rule("; ".join([*taking.gaps, fitted.explanation]), taking), None)
+    found = CountersFound(
+        mode=_mode(fitted),
+        canary_passed=taking.canary_passed,
+        slope=fitted.slope,
+        intercepts=dict(fitted.intercepts),
+        explanation="; ".join(taking.gaps),
+        readings=taking.found,
+    )
+    return Calibration(found, fitted)
 
 
 class _Taking:
@@ -89,12 +98,19 @@ class _Taking:
         self._server, self._model = server, model
         self.readings: list[Reading] = []
         self.gaps: list[str] = []
+        self.canary_passed: bool | None = None
+
+    @property
+    def found(self) -> tuple[ReadingFound, ...]:
+        return tuple(map(_reading_found, self.readings))
 
     async def all_endings(self) -> None:
         nonce = f"canary-{secrets.token_hex(6)}"
         canary = await self._read("tool call", canary_request(nonce, self._model))
-        if canary is not None and (failure := canary_failure(canary, nonce)):
-            self.gaps.append(f"tool call: {failure}")
+        if canary is not None:
+            failure = canary_failure(canary, nonce)
+            self.canary_passed = failure is None
+            self.gaps += [] if failure is None else [f"the canary failed, so the slot proves nothing: {failure}"]
         requests = calibration_requests(self._model)
         await self._read("length", requests.short_length)
         await self._read("length", requests.long_length)
@@ -149,8 +165,8 @@ def _reading_found(reading: Reading) -> ReadingFound:
     return ReadingFound(reading.ending, reading.completion_tokens, probe.cache_tokens, probe.cache_position)
 
 
-def _unknown(explanation: str) -> CountersFound:
-    return CountersFound(None, None, {}, explanation, ())
+def _without_rule(explanation: str, taking: _Taking) -> CountersFound:
+    return CountersFound(None, taking.canary_passed, None, {}, explanation, taking.found)
 
 
 def _why_unreadable(server: Server) -> str:

@@ -83,6 +83,10 @@ def _require_slots(profile: Profile, shapes: Sequence[ShapeFound]) -> Setting:
         )
     if profile.counters is None:
         return Setting(path, value=True, reason="the counters were not tested; true refuses what cannot be verified")
+    if profile.counters.canary_passed is False:
+        return Setting(
+            path, value=True, reason="the canary failed before the shapes; restart the server and check again"
+        )
     if profile.counters.mode is None:
         return Setting(path, value=False, reason="no rule for /slots' counters was found here, canaries alone must do")
     return Setting(path, value=True, reason=f"the counters follow a rule ({profile.counters.mode.value})")
@@ -114,9 +118,9 @@ def _max_requests(profile: Profile) -> int | None:
 
 def _recycle_comment(profile: Profile, limit: int | None) -> str:
     if limit is None:
-        return "# recycle.maxRequests: no limit; nothing speaks for one"
+        return "# recycle.maxRequests: none  # no repeated request was wrong; no setting yet"
     first = profile.first_wrong.sequential_request
-    return f"# recycle.maxRequests: {limit}  (half of the requests before the {first}. was wrong; not a setting yet)"
+    return f"# recycle.maxRequests: {limit}  # half of what came before request {first}, the first wrong one; no setting yet"
 
 
 def _yaml(settings: Sequence[Setting], comment: str) -> str:
