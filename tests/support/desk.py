@@ -6,12 +6,13 @@ import asyncio
 import io
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from basert_fleet.agent.agent import Agent
+from basert_fleet.agent.agent import NOTHING_ATTACHED, Agent
+from basert_fleet.agent.attached import AttachedServer
 from basert_fleet.agent.state import StateDirectory
 from basert_fleet.core.api import BasertPool, BasertWorker, WorkerState
 from basert_fleet.core.delivery import VerifyMode
@@ -190,9 +191,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(state: Path) -> AsyncIterator[Desk]:
+async def desk(state: Path, attached: Mapping[str, AttachedServer] = NOTHING_ATTACHED) -> AsyncIterator[Desk]:
     """Run a real agent against a desk; afterwards none of its processes is left."""
-    agent = Agent(NODE, StateDirectory(state), version="test", log=make_logger(io.BytesIO()))
+    agent = Agent(NODE, StateDirectory(state), version="test", log=make_logger(io.BytesIO()), attached=attached)
     front = Desk(agent)
     front.dial()
     try:
