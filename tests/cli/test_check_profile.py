@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 
+import httpx
 import msgspec
 import pytest
 
-from basert_fleet.cli.counters import CounterMode
+from basert_fleet.cli.asking import Server
+from basert_fleet.cli.counters import CounterMode, calibrate
 from basert_fleet.cli.profile import Profile
 from basert_fleet.cli.report import Report, Status
-from basert_fleet.core.calibration import Ending
+from basert_fleet.core.calibration import Baseline, Ending, Probe, Reading, fit
 from support.emulator import emulator
 
 Check = Callable[..., Awaitable[tuple[int, str, str]]]
 BUG = ("--sim-bug", "on", "--sim-batch-window", "0.1")  # wide enough for a busy machine: requests at once must overlap
 SLOW = ("--sim-tokens-per-second", "250")  # the hung-up text has 24 tokens: about 100 ms in which to leave
 MODES = tuple(CounterMode)
+PROBE = Probe(is_processing=False, cache_tokens=9, cache_position=9)
 GAPS = {
     CounterMode.EQUAL: dict.fromkeys(("stop", "tool_calls", "length", "cancelled"), 0),
     CounterMode.CONSTANT: dict.fromkeys(("stop", "tool_calls", "length", "cancelled"), 7),
@@ -139,6 +143,24 @@ async def test_no_rule_is_drawn_from_a_server_that_was_wrong_already(check: Chec
     assert (found.profile.counters.canary_passed, found.profile.counters.mode) == (False, None)
     assert len(found.profile.counters.readings) >= 4
     assert settings(found)["isolation.requireSlots"] is True
+
+
+async def test_counters_that_look_healthy_prove_nothing_once_the_canary_failed() -> None:
+    """Readings that a rule would fit are told, and no rule is drawn from them."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/slots":
+            return httpx.Response(200, json=[{"is_processing": False, "cache_tokens": 9, "cache_position": 9}])
+        tokens = json.loads(request.content)["max_tokens"]
+        choice = {"message": {"content": "no call"}, "finish_reason": "length"}
+        return httpx.Response(200, json={"choices": [choice], "usage": {"completion_tokens": tokens}})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as client:
+        calibration = await calibrate(Server(client, "http://server", timeout_seconds=60), "model")
+    assert isinstance(
+        fit([Reading(r.ending, r.completion_tokens, PROBE) for r in calibration.found.readings]), Baseline
+    )
+    assert (calibration.baseline, calibration.found.mode, calibration.found.canary_passed) == (None, None, False)
 
 
 async def test_reuse_is_seen_of_a_server_that_has_the_prefix_already(check: Check) -> None:

@@ -117,10 +117,15 @@ def _max_requests(profile: Profile) -> int | None:
 
 
 def _recycle_comment(profile: Profile, limit: int | None) -> str:
-    if limit is None:
-        return "# recycle.maxRequests: none  # no repeated request was wrong; no setting yet"
-    first = profile.first_wrong.sequential_request
-    return f"# recycle.maxRequests: {limit}  # half of what came before request {first}, the first wrong one; no setting yet"
+    """Return the line as a comment: a setting that this version does not have would be refused."""
+    first = profile.first_wrong
+    if limit is not None:
+        value, reason = str(limit), f"half of what came before request {first.sequential_request}, the first wrong one"
+    elif first.sequential_asked:
+        value, reason = "none", f"none of {first.sequential_asked} repeated requests was wrong"
+    else:
+        value, reason = "none", "repeated requests were not tested"
+    return f"# recycle.maxRequests: {value}  # {reason}; no setting yet"
 
 
 def _yaml(settings: Sequence[Setting], comment: str) -> str:
