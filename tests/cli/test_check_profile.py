@@ -151,9 +151,11 @@ async def test_counters_that_look_healthy_prove_nothing_once_the_canary_failed()
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/slots":
             return httpx.Response(200, json=[{"is_processing": False, "cache_tokens": 9, "cache_position": 9}])
-        tokens = json.loads(request.content)["max_tokens"]
+        asked = json.loads(request.content)
+        if asked.get("stream"):
+            return httpx.Response(200, stream=httpx.ByteStream(b"data: [DONE]\n\n"))
         choice = {"message": {"content": "no call"}, "finish_reason": "length"}
-        return httpx.Response(200, json={"choices": [choice], "usage": {"completion_tokens": tokens}})
+        return httpx.Response(200, json={"choices": [choice], "usage": {"completion_tokens": asked["max_tokens"]}})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as client:
         calibration = await calibrate(Server(client, "http://server", timeout_seconds=60), "model")
