@@ -87,8 +87,10 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def endpoint_settings(args: argparse.Namespace) -> EndpointSettings:
-    """Read the files that the command line names.
+def endpoint_settings(
+    args: argparse.Namespace, read: Callable[[bytes, str], tuple[BasertPool, ...]] = read_pools
+) -> EndpointSettings:
+    """Read the files that the command line names; `read` returns the pools of what its name says is a fleet file.
 
     Raises:
         FleetError: one cannot be used, or other machines would be served without keys.
@@ -100,7 +102,7 @@ def endpoint_settings(args: argparse.Namespace) -> EndpointSettings:
             f"--listen {args.listen} is open to other machines: give --keys-file, or listen on 127.0.0.1"
         )
     return EndpointSettings(
-        fleet_file=Followed(file, lambda content: read_pools(content, str(file))),
+        fleet_file=Followed(file, lambda content: read(content, str(file))),
         keys_file=None if keys is None else Followed(keys, lambda content: read_keys(content, str(keys))),
         listen=args.listen,
         ops_listen=args.ops_listen,

@@ -6,12 +6,13 @@ loads), requests may wait while workers start (C28), and at the end requests fir
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from basert_fleet.agent.agent import Agent
 from basert_fleet.agent.state import StateDirectory
+from basert_fleet.cli.attach import promises
 from basert_fleet.cli.changes import described
 from basert_fleet.cli.endpoint import DRAIN_SECONDS, STOPPING, EndpointSettings, FleetEndpoint
 from basert_fleet.gateway.fleet import Fleet
@@ -19,9 +20,10 @@ from basert_fleet.telemetry.logs import FleetLog
 from basert_fleet.wire.memory import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from basert_fleet.agent.attached import AttachedServer
     from basert_fleet.cli.signals import Interrupts
     from basert_fleet.telemetry.line_sink import LineSink
 
@@ -37,13 +39,15 @@ class Settings:
     state_dir: Path
     node: str
     """How this machine is called in status, metrics and logs."""
+    attached: Mapping[str, AttachedServer] = field(default_factory=dict)
+    """The workers, by name, that are servers which something else runs."""
 
 
 async def serve(settings: Settings, interrupts: Interrupts, say: Callable[[str], None], lines: LineSink) -> bool:
     """Run the fleet until the first signal, then drain; say whether everything ended in its own time.
 
     `say` tells a person how it goes, `lines` takes the log; neither may wait or fail. However it ends, no worker
-    process that it started is left.
+    process that it started is left; attached servers stay.
 
     Raises:
         StateDirectoryHeld: another fleet runs on the state directory.
@@ -59,13 +63,15 @@ async def _serve(
     settings: Settings, state: StateDirectory, interrupts: Interrupts, say: Callable[[str], None], lines: LineSink
 ) -> bool:
     log = FleetLog(lines)
-    agent = Agent(settings.node, state, version=version("basert-fleet"), log=log.events)
+    agent = Agent(settings.node, state, version=version("basert-fleet"), log=log.events, attached=settings.attached)
     fleet = Fleet(log)
     lines.on_dropped.append(fleet.metrics.log_lines_dropped.inc)
     endpoint = FleetEndpoint(settings.endpoint, fleet, say)
     async with endpoint.listening():
         pools = settings.endpoint.fleet_file.first
         say(f"starting {', '.join(map(described, pools))}; logs in {state.logs}")
+        if settings.attached:
+            say(promises(settings.attached))
         try:
             fleet.apply(pools)
             _join(fleet, agent)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from basert_fleet.cli.exits import Exit
-from basert_fleet.cli.fleetfile import read_pools
+from basert_fleet.cli.fleetfile import FleetFile, read_fleet_file
 from basert_fleet.cli.followed import read_file
-from basert_fleet.core.api import BasertPool, format_quantity
+from basert_fleet.core.api import format_quantity
 from basert_fleet.core.errors import FleetError
+from basert_fleet.core.server_address import server_address
 from basert_fleet.gateway.auth import read_keys
 
 SUMMARY = "check a fleet file, and say what `up` would run"
@@ -46,8 +47,8 @@ def _told_of(check: Callable[[Path], str], path: Path) -> Exit:
 
 
 def _fleet_file(path: Path) -> str:
-    pools = read_pools(read_file(path), str(path))
-    return "".join(f"{line}\n" for line in (f"{path} is right:", *_told(pools)))
+    file = read_fleet_file(read_file(path), str(path))
+    return "".join(f"{line}\n" for line in (f"{path} is right:", *_told(file)))
 
 
 def _keys_file(path: Path) -> str:
@@ -55,10 +56,13 @@ def _keys_file(path: Path) -> str:
     return f"{path} is right\n"
 
 
-def _told(pools: Sequence[BasertPool]) -> Iterator[str]:
-    for pool in pools:
+def _told(file: FleetFile) -> Iterator[str]:
+    for pool in file.pools:
         spec = pool.spec
         workers = "1 worker" if spec.replicas == 1 else f"{spec.replicas} workers"
         memory = "" if spec.resources.memory is None else f", {format_quantity(spec.resources.memory)} each"
         yield f"  {pool.metadata.name}: {workers}{memory}, for {', '.join((spec.model.name, *spec.model.aliases))}"
-        yield f"    {shlex.join((*spec.server.command, spec.model.path, *spec.server.args))}"
+        attached = [server_address(entry.url) for entry in file.attach if entry.pool == pool.metadata.name]
+        yield from (f"    attached: {address}" for address in attached)
+        if not attached:
+            yield f"    {shlex.join((*spec.server.command, spec.model.path, *spec.server.args))}"
