@@ -21,12 +21,18 @@ END = EndOfResponse(proven=True)
 
 
 class ScriptedEngine:
-    """An engine that says what its script says, when it says it, and answers /slots by a function of time."""
+    """An engine that says what its script says, when it says it, and answers /slots by a function of time.
+
+    It is its own line, connection, probe client, question, process and record.
+    """
 
     def __init__(self, script: list[tuple[float, Event]], slots: Callable[[float], Probe | None]) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._script, self._slots_at = list(script), slots
-        self.exited: asyncio.Future[int] = self._loop.create_future()
+        self._said: list[Event] = []
+        self._heard: Callable[[], None] | None = None
+        self._asked: asyncio.TimerHandle | None = None
+        self.exited: asyncio.Future[int] = self.loop.create_future()
         self.killed = False
         self.closed_at: float | None = None
         self.sent_records: list[str] = []
@@ -34,30 +40,56 @@ class ScriptedEngine:
         self.host, self.port, self.slots = "engine", 1, SlotsPage.PRESENT
         self.last_probe: Probe | None = IDLE
         self.probed_at = 0.0
-        self.connection = self
+        self.connection = self.probes = self
         self.reusable = True
+        self.questions = 0
+        self.slots_take = 0.0
 
     # --- its connection
 
     def send(self, _request: bytes) -> None:
         """The request arrives at time 0 of the script."""
+        for at, event in self._script:
+            self.loop.call_at(at, self._say, event)
 
-    async def next_event(self) -> Event:
-        if not self._script:
-            await asyncio.get_running_loop().create_future()
-        await asyncio.sleep(max(0.0, self._script[0][0] - self._loop.time()))
-        event = self._script.pop(0)[1]
+    def _say(self, event: Event) -> None:
+        self._said.append(event)
+        if self._heard is not None:
+            self._heard()
+
+    def watch(self, heard: Callable[[], None]) -> None:
+        self._heard = heard
+
+    def unwatch(self) -> None:
+        self._heard = None
+
+    def take(self) -> Event | None:
+        event = self._said.pop(0) if self._said else None
         if isinstance(event, EngineGone):
             raise event
         return event
 
     def close(self) -> None:
-        self.closed_at = self._loop.time() if self.closed_at is None else self.closed_at
+        self.closed_at = self.loop.time() if self.closed_at is None else self.closed_at
 
     # --- its /slots
 
-    async def ask(self) -> Probe | None:
-        return self._slots_at(self._loop.time())
+    def ask_slots(self, answered: Callable[[Probe | None], None]) -> ScriptedEngine:
+        assert self._asked is None, "asked while a question is under way"
+        self._asked = self.loop.call_later(self.slots_take, self._answer, answered)
+        self.questions += 1
+        return self
+
+    def _answer(self, answered: Callable[[Probe | None], None]) -> None:
+        probe = self._slots_at(self.loop.time())
+        if probe is not None:  # else it keeps silent until it is given up
+            self._asked = None
+            answered(probe)
+
+    def give_up(self) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
+            self._asked = None
 
     def remember(self, probe: Probe | None) -> None:
         self.last_probe = probe
@@ -212,3 +244,126 @@ def test_a_generation_that_is_cut_short_kills_its_process(cut_at: float) -> None
         return engine.killed
 
     assert run_virtual(play())
+
+
+def test_a_probe_that_keeps_silent_is_given_up_and_asked_anew() -> None:
+    """C16: while /slots is silent it is asked again, one question at a time, and nothing is concluded from it."""
+    slots = lambda now: None if now < 7.0 else AFTER  # noqa: E731 - a script
+    execution, engine, _, now = run([(1.0, HEAD), (2.0, END)], slots)
+    assert (execution.ended, execution.idle_proven, engine.killed) == (Ended.COMPLETE, True, False)
+    assert 7.0 <= now < 8.2
+    assert engine.questions < 10
+
+
+def test_without_slots_nothing_is_asked_and_the_end_mark_proves() -> None:
+    """A build without /slots, where the pool allows it: no turn of the loop is spent on asking."""
+
+    async def play() -> tuple[Execution, int, int]:
+        engine = ScriptedEngine([(30.0, HEAD), (60.0, END)], lambda _: None)
+        engine.slots = SlotsPage.ABSENT
+        running = generation(engine, Collected())
+        turns = 0
+        advance = running._advance
+
+        def counted() -> bool:
+            nonlocal turns
+            turns += 1
+            return advance()
+
+        running._advance = counted  # type: ignore[method-assign]  # counts the looks that nothing called for
+        return await running.run(), engine.questions, turns
+
+    execution, questions, turns = run_virtual(play())
+    assert (execution.ended, execution.idle_proven, questions) == (Ended.COMPLETE, True, 0)
+    assert turns < 10
+
+
+def test_events_that_came_together_are_taken_in_order() -> None:
+    """Head, body and end in one turn of the loop reach the sink in order, and then the proof is asked for."""
+    script = [(1.0, HEAD), (1.0, Data(b"a")), (1.0, Data(b"b")), (1.0, END)]
+    execution, engine, sink, now = run(script, lambda _: AFTER)
+    assert (sink.pieces, execution.ended, execution.after) == ([b"a", b"b"], Ended.COMPLETE, AFTER)
+    assert (now, engine.questions) == (1.0, 3)  # at 0.25, 0.75, and once the end was taken
+
+
+def test_an_answer_asked_for_before_the_end_proves_nothing() -> None:
+    """A probe under way while the response ends may tell of the time before: another one is asked."""
+
+    async def play() -> tuple[Execution, ScriptedEngine, float]:
+        engine = ScriptedEngine([(0.1, HEAD), (0.4, END)], lambda _: AFTER)
+        engine.slots_take = 0.2  # asked at 0.35 for the first time
+        execution = await generation(engine, Collected()).run()
+        return execution, engine, asyncio.get_running_loop().time()
+
+    execution, engine, now = run_virtual(play())
+    assert (execution.idle_proven, engine.questions) == (True, 2)
+    assert now == pytest.approx(0.75)
+
+
+def test_a_sink_may_cancel_while_it_takes_an_event() -> None:
+    """The fleet's own cancelled request: closed at its first byte, whatever came with it, and settled by proof."""
+
+    class Cancelling(Collected):
+        running: Generation
+
+        def data(self, data: bytes) -> None:
+            super().data(data)
+            self.running.cancel()
+
+    async def play() -> tuple[Execution, ScriptedEngine, Cancelling]:
+        script = [(1.0, HEAD), (1.0, Data(b"a")), (1.0, Data(b"b")), (9.0, END)]
+        engine, sink = ScriptedEngine(script, lambda now: BUSY if now < 2.0 else AFTER), Cancelling()
+        sink.running = generation(engine, sink)
+        return await sink.running.run(), engine, sink
+
+    execution, engine, sink = run_virtual(play())
+    assert (execution.ended, execution.idle_proven, engine.closed_at) == (Ended.CANCELLED, True, 1.0)
+    assert sink.pieces == [b"a"]
+
+
+def test_a_process_that_exits_is_noticed_at_once() -> None:
+    """Its exit wakes the generation, which concludes without another probe."""
+
+    async def play() -> tuple[Execution, float]:
+        engine = ScriptedEngine([(1.0, HEAD)], lambda _: BUSY)
+        asyncio.get_running_loop().call_at(1.1, engine.exited.set_result, -9)
+        execution = await generation(engine, Collected()).run()
+        return execution, asyncio.get_running_loop().time()
+
+    execution, now = run_virtual(play())
+    assert (execution.ended, execution.died, execution.idle_proven, now) == (Ended.LOST, True, False, 1.1)
+
+
+def test_everything_at_the_same_moment_is_taken_in_one_turn() -> None:
+    """A cancel, an event, an answer and an exit that race for the same wake-up: none is lost, the exit wins."""
+
+    async def play() -> Execution:
+        engine = ScriptedEngine([(1.0, HEAD), (1.0, Data(b"x"))], lambda _: BUSY)
+        engine.slots_take = 0.75  # asked at 0.25, answered at 1.0
+        running = generation(engine, Collected())
+        asyncio.get_running_loop().call_at(1.0, running.cancel)
+        asyncio.get_running_loop().call_at(1.0, engine.exited.set_result, -9)
+        return await running.run()
+
+    execution = run_virtual(play())
+    assert (execution.ended, execution.died) == (Ended.CANCELLED, True)
+
+
+@pytest.mark.parametrize("cut_at", [None, 0.3, 1.2, 2.1])
+def test_nothing_is_left_behind(cut_at: float | None) -> None:
+    """However it ends, nothing rings or calls later for a generation that is over."""
+
+    async def play() -> ScriptedEngine:
+        engine = ScriptedEngine([(1.0, HEAD), (2.0, END)], lambda now: BUSY if now < 3.0 else AFTER)
+        engine.slots_take = 0.2
+        running = generation(engine, Collected())
+        task = asyncio.ensure_future(running.run())
+        await asyncio.wait({task}, timeout=cut_at)
+        task.cancel()
+        await asyncio.wait({task})
+        assert running._alarm._handle is None
+        return engine
+
+    engine = run_virtual(play())
+    assert (engine._heard, engine._asked, engine.exited._callbacks) == (None, None, None)
+    assert engine.killed is (cut_at is not None)

@@ -12,7 +12,8 @@ import pytest
 from basert_fleet.core.calibration import Probe
 from basert_fleet.core.delivery import Outcome
 from basert_fleet.core.verdict import Reason, VerdictKind
-from basert_fleet.engine.probes import ProbeClient
+from basert_fleet.engine import probes
+from basert_fleet.engine.probes import read_slots
 from basert_fleet.wire.messages import Offer
 from support.desk import MODEL, desk, edited, pool_document, replanned
 from support.emulator import read_journal
@@ -55,14 +56,13 @@ async def test_a_canary_that_passes_on_a_drifted_slot_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The right answer from a slot whose counters drifted is luck: the process is replaced."""
-    slots = ProbeClient.slots
 
-    async def drifted_while_tested(client: ProbeClient, timeout: float) -> Probe | None:  # noqa: ASYNC109 - as it is
-        probe = await slots(client, timeout)
+    def drifted_while_tested(body: bytes) -> Probe | None:
+        probe = read_slots(body)
         tested = front.statuses["qwen-0"].phase == "TESTING"
         return dataclasses.replace(probe, cache_position=probe.cache_position + 128) if probe and tested else probe
 
-    monkeypatch.setattr(ProbeClient, "slots", drifted_while_tested)
+    monkeypatch.setattr(probes, "read_slots", drifted_while_tested)
     async with desk(tmp_path) as front:
         front.want_pool(pool_document(**isolation(everyRequests=1)))
         assert (await front.ask("a-lease"))[0].verdict.kind is VerdictKind.CLEAN

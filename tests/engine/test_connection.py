@@ -13,11 +13,13 @@ from basert_fleet.engine.connection import (
     EngineConnection,
     EngineGone,
     GoneCause,
+    RequestEncoder,
     ResponseHead,
-    encode_request,
 )
+from support.conversation import next_event
 
-REQUEST = encode_request("POST", "/v1/chat/completions", {"Host": "127.0.0.1"}, b"{}")
+REQUESTS = RequestEncoder("127.0.0.1", 1, "key")
+REQUEST = REQUESTS.post("/v1/chat/completions", "application/json", b"{}")
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: Text/Event-Stream; charset=utf-8\r\n\r\n"
 WITH_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
@@ -27,7 +29,7 @@ async def collect(connection):
     events = []
     while not (events and isinstance(events[-1], EndOfResponse)):
         async with asyncio.timeout(20):
-            event = await connection.next_event()
+            event = await next_event(connection)
         if isinstance(event, Data) and events and isinstance(events[-1], Data):
             event = Data(events.pop().data + event.data)
         events.append(event)
@@ -69,14 +71,13 @@ async def test_end_told_by_framing_is_proven(talk, raw, body):
     assert events[1:-1] == ([Data(body)] if body else [])
     assert events[-1] == EndOfResponse(proven=True)
     assert connection.reusable
-    assert connection.buffered_bytes == 0
 
 
 async def test_head_tells_status_and_media_type(talk):
     """A header is found whatever its case, and a media type comes without its parameters."""
     connection, _, writer = talk
     writer.write(CHUNKED)
-    head = await connection.next_event()
+    head = await next_event(connection)
     assert (head.status, head.content_type) == (200, "text/event-stream")
     assert head.header("TRANSFER-encoding") == "chunked"
     assert head.header("absent") is None
@@ -94,7 +95,7 @@ async def test_connection_serves_one_response_after_another(talk, peer):
     """A kept-alive connection takes the next request once the response before has ended, and not earlier."""
     connection, reader, writer = talk
     writer.write(WITH_LENGTH)
-    await connection.next_event()
+    await next_event(connection)
     with pytest.raises(RuntimeError, match="in progress"):
         connection.send(REQUEST)
     assert not connection.reusable
@@ -142,18 +143,18 @@ async def test_cut_response_is_never_an_end(talk, raw, cause):
     assert gone.value.cause is cause
     assert gone.value.code == "worker_lost"
     with pytest.raises(EngineGone):
-        await connection.next_event()
+        await next_event(connection)
 
 
 async def test_reset_is_never_an_end(talk):
     """A connection that breaks inside a body without a length is not a body that ended."""
     connection, _, writer = talk
     writer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
-    assert isinstance(await connection.next_event(), ResponseHead)
-    assert await connection.next_event() == Data(b"hello")
+    assert isinstance(await next_event(connection), ResponseHead)
+    assert await next_event(connection) == Data(b"hello")
     connection._wire.connection_lost(ConnectionResetError("reset by peer"))
     with pytest.raises(EngineGone) as gone:
-        await connection.next_event()
+        await next_event(connection)
     assert gone.value.cause is GoneCause.TRUNCATED
 
 
@@ -188,7 +189,7 @@ async def test_unasked_response_ends_the_connection(talk):
     await collect(connection)
     writer.write(WITH_LENGTH + b"again")
     with pytest.raises(EngineGone) as gone:
-        await connection.next_event()
+        await next_event(connection)
     assert gone.value.cause is GoneCause.PROTOCOL
     with pytest.raises(EngineGone):
         connection.send(REQUEST)
@@ -207,7 +208,7 @@ async def test_response_before_the_request_was_taken_ends_the_connection(peer):
     connection = EngineConnection()
     await connection.connect("127.0.0.1", peer.port)
     _, writer = await peer.accept()
-    connection.send(encode_request("POST", "/x", {"Host": "h"}, bytes(32_000_000)))  # nobody reads it
+    connection.send(REQUESTS.post("/x", "application/json", bytes(32_000_000)))  # nobody reads it
     writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
     assert (await collect(connection))[-1] == EndOfResponse(proven=True)
     assert not connection.reusable
@@ -218,8 +219,8 @@ async def test_close_is_seen_by_the_engine(talk):
     """Closing is the cancel: the engine's side reaches its end, and waiting for the response ends too."""
     connection, reader, writer = talk
     writer.write(CHUNKED)
-    await connection.next_event()
-    waiting = asyncio.create_task(connection.next_event())
+    await next_event(connection)
+    waiting = asyncio.create_task(next_event(connection))
     await asyncio.sleep(0)
     connection.close()
     with pytest.raises(EngineGone) as gone:
@@ -237,41 +238,48 @@ async def test_cancelled_wait_loses_nothing(talk):
     pieces = [CHUNKED, *(body[start : start + 6] for start in range(0, len(body), 6)), b"0\r\n\r\n"]
     received = []
     for piece in pieces:
-        waiting = asyncio.create_task(connection.next_event())
+        waiting = asyncio.create_task(next_event(connection))
         await asyncio.sleep(0)
         writer.write(piece)
         waiting.cancel()
         try:
             received.append(await waiting)
         except asyncio.CancelledError:
-            received.append(await connection.next_event())
+            received.append(await next_event(connection))
     while not isinstance(received[-1], EndOfResponse):
-        received.append(await connection.next_event())
+        received.append(await next_event(connection))
     data = b"".join(event.data for event in received if isinstance(event, Data))
     assert data == b"0123456789" * 5
 
 
-async def test_untaken_bytes_are_counted(talk):
-    """The connection goes on reading while nobody takes events, and says how much waits."""
+async def test_nobody_need_take_what_comes(talk):
+    """The connection goes on reading while nobody takes events, and gives all of them afterwards."""
     connection, _, writer = talk
+    heard = []
+    connection.watch(lambda: heard.append(1))
+    connection.unwatch()
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + bytes(3_000_000))
     await writer.drain()
-    assert isinstance(await connection.next_event(), ResponseHead)
-    taken = 0
-    while not isinstance(event := await connection.next_event(), EndOfResponse):
-        taken += len(event.data)
-        assert 0 <= connection.buffered_bytes <= 3_000_000 - taken
-    assert (taken, connection.buffered_bytes) == (3_000_000, 0)
+    head, body, end = await collect(connection)
+    assert (head.status, len(body.data), end) == (200, 3_000_000, EndOfResponse(proven=True))
+    assert heard == []
 
 
-async def test_last_byte_time_is_the_loops(talk):
-    """The time of the last byte moves with each arrival, by the loop's clock."""
+async def test_taking_never_waits(talk):
+    """What has not come yet is None, and whoever watches is told of everything that may be taken, its end included."""
     connection, _, writer = talk
-    assert connection.last_byte_at is None
-    before = asyncio.get_running_loop().time()
-    writer.write(WITH_LENGTH)
-    await connection.next_event()
-    assert before <= connection.last_byte_at <= asyncio.get_running_loop().time()
+    assert connection.take() is None
+    news = asyncio.Event()
+    connection.watch(news.set)
+    writer.write(CHUNKED)
+    await news.wait()
+    assert isinstance(connection.take(), ResponseHead)
+    assert connection.take() is None
+    news.clear()
+    connection.close()
+    assert news.is_set()
+    with pytest.raises(EngineGone):
+        connection.take()
 
 
 async def test_nothing_listens(peer, start_peer):
@@ -289,10 +297,31 @@ async def test_nothing_listens(peer, start_peer):
 
 
 @pytest.mark.parametrize(
-    ("path", "headers"),
-    [("/x\r\nEvil: 1", {}), ("/x y", {}), ("", {}), ("/x", {"A": "1\r\nEvil: 1"}), ("/x", {"A\n": "1"})],
+    ("path", "content_type"), [("/x\r\nEvil: 1", "a/b"), ("/x y", "a/b"), ("", "a/b"), ("/x", "a/b\r\nEvil: 1")]
 )
-def test_no_request_is_smuggled(path, headers):
+def test_no_request_is_smuggled(path, content_type):
     """A path or header with a line end is refused, not sent."""
     with pytest.raises(ValueError, match="control character"):
-        encode_request("GET", path, headers)
+        REQUESTS.post(path, content_type, b"")
+
+
+def test_no_request_is_smuggled_by_a_key():
+    """What all requests share is checked once, before any is written."""
+    with pytest.raises(ValueError, match="control character"):
+        RequestEncoder("127.0.0.1", 1, "key\r\nEvil: 1")
+
+
+def test_a_request_tells_its_key_and_its_length():
+    """Both kinds of request carry the engine's host and key; a body is told by its type and length."""
+    assert REQUESTS.get("/slots") == (
+        b"GET /slots HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: Bearer key\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert REQUESTS.post("/x", "a/b", b"{}") == (
+        b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: Bearer key\r\n"
+        b"Content-Type: a/b\r\nContent-Length: 2\r\n\r\n{}"
+    )
+
+
+def test_a_request_without_a_key_claims_no_right():
+    """An attached server may ask for none; an IPv6 address stands in brackets."""
+    assert RequestEncoder("::1", 80, "").get("/") == b"GET / HTTP/1.1\r\nHost: [::1]:80\r\nContent-Length: 0\r\n\r\n"

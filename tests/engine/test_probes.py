@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from basert_fleet.core.calibration import Probe
-from basert_fleet.engine.probes import MAX_ANSWER_BYTES, ProbeClient, SlotsAbsent, read_slots
+from basert_fleet.core.settle import SlotsPage
+from basert_fleet.engine.probes import MAX_ANSWER_BYTES, ProbeClient, read_slots
+from support.turns import until
 
 SEED_SLOTS = b'[{"id":0,"is_processing":false,"cache_tokens":275,"cache_position":403}]'
 
@@ -45,8 +47,9 @@ async def test_counters_are_read_as_the_seed_shows_them(peer, client):
 
 async def test_missing_slots_are_told_apart_from_silence(peer, client):
     """A 404 is an answer that no waiting will change."""
-    with pytest.raises(SlotsAbsent, match="requireSlots"):
-        await ask(peer, client.slots(20), answer(b"", 404))
+    assert client.page is SlotsPage.PRESENT
+    assert await ask(peer, client.slots(20), answer(b"", 404)) is None
+    assert client.page is SlotsPage.ABSENT
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,7 @@ async def test_missing_slots_are_told_apart_from_silence(peer, client):
 async def test_other_answers_tell_nothing(peer, client, raw):
     """An error, a stranger or an endless answer is no evidence, and no error either."""
     assert await ask(peer, client.slots(20), raw) is None
+    assert client.page is SlotsPage.PRESENT
 
 
 async def test_silence_tells_nothing(peer, client):
@@ -81,20 +85,91 @@ async def test_health_is_a_200(peer, client, status, healthy):
 
 async def test_connection_is_kept_and_replaced(peer, client):
     """Questions share a connection; one that the engine closed meanwhile is replaced without anybody noticing."""
-    first = asyncio.create_task(client.slots(20))
+    question = asyncio.create_task(client.slots(20))
     reader, writer = await peer.accept()
-    for question in (first, asyncio.create_task(client.slots(20))):
+    for _ in range(2):
         await peer.take_request(reader)
         writer.write(answer(SEED_SLOTS))
         assert await question is not None
+        question = asyncio.create_task(client.slots(20))
     assert peer.connections == 1
-    third = asyncio.create_task(client.slots(20))
     await peer.take_request(reader)
     writer.close()  # after the question arrived: a race that every idle connection may lose
     reader, writer = await peer.accept()
     await peer.take_request(reader)
     writer.write(answer(SEED_SLOTS))
-    assert await third is not None
+    assert await question is not None
+
+
+async def test_an_endless_answer_is_told_once(peer, client):
+    """On a kept connection it is asked for once more on a new one, and then told once as what it is: nothing."""
+    asked = asyncio.create_task(client.slots(20))
+    reader, writer = await peer.accept()
+    await peer.take_request(reader)
+    writer.write(answer(SEED_SLOTS))
+    assert await asked is not None
+    told = []
+    client.ask_slots(told.append)
+    for attempt in range(2):
+        if attempt:
+            reader, writer = await peer.accept()
+        await peer.take_request(reader)
+        writer.write(answer(b" " * (2 * MAX_ANSWER_BYTES)))
+    async with asyncio.timeout(20):
+        await until(lambda: told)
+    assert told == [None]
+
+
+async def test_a_new_question_gives_up_the_one_before(peer, client):
+    """The first is never answered, and its late answer is not taken for the second's."""
+    first, second = [], []
+    client.ask_slots(first.append)
+    _, late = await peer.accept()
+    client.ask_slots(second.append)
+    reader, writer = await peer.accept()
+    late.write(answer(b"[]"))
+    await peer.take_request(reader)
+    writer.write(answer(SEED_SLOTS))
+    async with asyncio.timeout(20):
+        await until(lambda: second)
+    assert (first, second) == ([], [Probe(False, 275, 403)])
+
+
+async def test_a_question_that_was_given_up_is_never_answered(peer, client):
+    """Given up while it waits, its answer is dropped with its connection; giving up once more does nothing."""
+    told = []
+    question = client.ask_slots(told.append)
+    reader, writer = await peer.accept()
+    await peer.take_request(reader)
+    writer.write(answer(SEED_SLOTS))
+    question.give_up()
+    question.give_up()
+    assert await ask(peer, client.slots(20), answer(SEED_SLOTS)) == Probe(False, 275, 403)
+    assert told == []
+
+
+async def test_a_question_may_be_given_up_before_it_is_connected(peer, client):
+    """Its connection is not used by it nor by the next question."""
+    told = []
+    client.ask_slots(told.append).give_up()
+    asked = asyncio.create_task(client.slots(20))
+    await until(lambda: peer.connections)
+    reader, writer = await peer.accept()
+    while not await reader.read(1):  # the first connection, if it came about at all
+        reader, writer = await peer.accept()
+    writer.write(answer(SEED_SLOTS))
+    assert await asked == Probe(False, 275, 403)
+    assert told == []
+
+
+async def test_a_closed_client_answers_nothing_and_asks_anew(peer, client):
+    """Closing leaves nothing under way; the question that waited ends as silence at its time."""
+    waiting = asyncio.create_task(client.slots(0.05))
+    reader, _ = await peer.accept()
+    await peer.take_request(reader)
+    client.close()
+    assert await waiting is None
+    assert await ask(peer, client.slots(20), answer(SEED_SLOTS)) is not None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from basert_fleet.core.calibration import Ending
 from basert_fleet.core.delivery import Part
+from basert_fleet.core.settle import SlotsPage
 from basert_fleet.core.verdict import Reason
 from basert_fleet.engine.canary import (
     CHAT_PATH,
@@ -19,10 +20,11 @@ from basert_fleet.engine.canary import (
     canary_request,
     lookup_key_request,
 )
-from basert_fleet.engine.connection import Data, EndOfResponse, EngineConnection, ResponseHead, encode_request
-from basert_fleet.engine.probes import ProbeClient, SlotsAbsent
-from basert_fleet.engine.request import prepare
+from basert_fleet.engine.connection import Data, EndOfResponse, EngineConnection, RequestEncoder, ResponseHead
+from basert_fleet.engine.probes import ProbeClient
+from basert_fleet.engine.request import JSON_TYPE, prepare
 from basert_fleet.engine.response import Piece, ResponseFacts, reader_for
+from support.conversation import next_event
 from support.emulator import Emulator, emulator
 
 KEY = "secret"
@@ -35,23 +37,23 @@ class Engine:
     def __init__(self, server: Emulator) -> None:
         self.server = server
         self.connection = EngineConnection()
+        self.requests = RequestEncoder("127.0.0.1", server.port, KEY)
         self.probes = ProbeClient("127.0.0.1", server.port, KEY)
 
     async def send(self, body: bytes) -> None:
-        headers = {"Host": "x", "Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
         if not self.connection.reusable:
             await self.connection.connect("127.0.0.1", self.server.port)
-        self.connection.send(encode_request("POST", CHAT_PATH, headers, body))
+        self.connection.send(self.requests.post(CHAT_PATH, JSON_TYPE, body))
 
     async def run(self, body: bytes) -> tuple[list[Piece], ResponseFacts]:
         """Run one request to its proven end."""
         prepared = prepare(CHAT_PATH, body, "chatcmpl-1")
         await self.send(prepared.body)
         async with asyncio.timeout(SECONDS):
-            head = await self.connection.next_event()
+            head = await next_event(self.connection)
             assert isinstance(head, ResponseHead)
             reader, pieces = reader_for(prepared, head), []
-            while isinstance(event := await self.connection.next_event(), Data):
+            while isinstance(event := await next_event(self.connection), Data):
                 pieces += reader.feed(event.data)
         assert event == EndOfResponse(proven=True)
         return pieces + reader.finish(), reader.facts()
@@ -117,7 +119,7 @@ async def test_closing_cancels_a_running_generation():
     async with engine("--sim-bug", "off", "--sim-tokens-per-second", "20") as client:
         await client.send(calibration_requests("m").cancelled)
         async with asyncio.timeout(SECONDS):
-            assert isinstance(await client.connection.next_event(), ResponseHead)
+            assert isinstance(await next_event(client.connection), ResponseHead)
             assert (await client.probes.slots(SECONDS)).is_processing
             client.connection.close()
             while (await client.probes.slots(SECONDS)).is_processing:
@@ -128,13 +130,14 @@ async def test_closing_cancels_a_running_generation():
 async def test_missing_slots_and_refused_keys_are_told_apart():
     """A build without /slots says so; a wrong key is an OpenAI-shaped error with its own words."""
     async with engine("--sim-slots", "off") as client:
-        with pytest.raises(SlotsAbsent):
-            await client.probes.slots(SECONDS)
+        assert await client.probes.slots(SECONDS) is None
+        assert client.probes.page is SlotsPage.ABSENT
         await client.connection.connect("127.0.0.1", client.server.port)
-        client.connection.send(encode_request("POST", CHAT_PATH, {"Host": "x"}, canary_request("a", "m")))
-        head = await client.connection.next_event()
+        stranger = RequestEncoder("127.0.0.1", client.server.port, "another key")
+        client.connection.send(stranger.post(CHAT_PATH, JSON_TYPE, canary_request("a", "m")))
+        head = await next_event(client.connection)
         reader = reader_for(prepare(CHAT_PATH, canary_request("a", "m"), "r"), head)
-        while isinstance(event := await client.connection.next_event(), Data):
+        while isinstance(event := await next_event(client.connection), Data):
             reader.feed(event.data)
         (piece,) = reader.finish()
         assert (head.status, json.loads(piece.data)["error"]["code"]) == (401, "invalid_api_key")

@@ -14,8 +14,17 @@ from typing import Protocol
 
 from basert_fleet.core.calibration import Probe
 from basert_fleet.core.settle import SettlePolicy, Settling, SlotsPage, Step
-from basert_fleet.engine.connection import Data, EndOfResponse, EngineConnection, EngineGone, Event, ResponseHead
-from basert_fleet.engine.probes import ProbeClient, SlotsAbsent
+from basert_fleet.engine.connection import (
+    Data,
+    EndOfResponse,
+    EngineConnection,
+    EngineGone,
+    Event,
+    RequestEncoder,
+    ResponseHead,
+)
+from basert_fleet.engine.probes import ProbeClient, Question
+from basert_fleet.wire.alarm import Alarm
 
 FIRST_BYTE_SECONDS = 10.0
 """Chosen: an engine that took a request shows it in /slots far sooner; only one that shows nothing is given up."""
@@ -101,26 +110,27 @@ class EngineLine:
     """The connections to one process, and what was last seen of its slot."""
 
     def __init__(self, host: str, port: int, api_key: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        """Kept, for asking which one runs costs a system call (getpid) each time."""
         self.host, self.port, self.api_key = host, port, api_key
+        self.requests = RequestEncoder(host, port, api_key)
         self.connection = EngineConnection()
         self.probes = ProbeClient(host, port, api_key)
-        self.slots = SlotsPage.PRESENT
         self.last_probe: Probe | None = None
         self.probed_at = 0.0
 
+    @property
+    def slots(self) -> SlotsPage:
+        """Whether the process has /slots, as far as is known."""
+        return self.probes.page
+
     async def ask(self) -> Probe | None:
         """Ask the slot for its counters; None if it keeps silent or has none."""
-        if self.slots is SlotsPage.ABSENT:
-            return None
-        try:
-            return await self.probes.slots(PROBE_SECONDS)
-        except SlotsAbsent:
-            self.slots = SlotsPage.ABSENT
-            return None
+        return None if self.slots is SlotsPage.ABSENT else await self.probes.slots(PROBE_SECONDS)
 
     def remember(self, probe: Probe | None) -> None:
         """Keep what an idle slot was last seen to show."""
-        self.last_probe, self.probed_at = probe, asyncio.get_running_loop().time()
+        self.last_probe, self.probed_at = probe, self.loop.time()
 
     def close(self) -> None:
         """Close all connections."""
@@ -145,14 +155,14 @@ class Generation:
         settle_seconds: float,
         sink: Sink,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = line.loop
         self._line, self._process, self._journal = line, process, journal
         self._request, self._sink = request, sink
-        self._settle_seconds = settle_seconds
         self._settling = Settling(SettlePolicy(settle_seconds, line.slots), line.last_probe)
         self._step = Step.WAIT
         self._sent_at = self._loop.time()
         self._deadline = self._sent_at + timeout_seconds
+        self._give_in_at = self._deadline + settle_seconds
         self._quiet_since = self._sent_at
         self._first_byte_at: float | None = None
         self._over_at: float | None = None
@@ -160,11 +170,14 @@ class Generation:
         self._ended: Ended | None = None
         self._detail = ""
         self._watchdog_fired = False
-        self._probing: asyncio.Task[Probe | None] | None = None
+        self._question: Question | None = None
+        self._answer: Probe | None = None
+        self._answered = False  # a question whose answer was not judged yet
         self._probe_asked_at = 0.0
         self._probe_pause = WATCH_FIRST_SECONDS
         self._next_probe = self._sent_at + WATCH_FIRST_SECONDS
-        self._alarm: asyncio.Timeout | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._alarm = Alarm(self._wake)
 
     def cancel(self) -> None:
         """Ask for an early end; `run` goes on until the slot is settled. Too late it does nothing."""
@@ -173,17 +186,20 @@ class Generation:
     async def run(self) -> Execution:
         """Send the request and return once its end is proven or its process group was killed."""
         self._process.exited.add_done_callback(self._wake)
+        self._line.connection.watch(self._wake)
         try:
             await self._send()
-            while self._step not in (Step.IDLE, Step.KILL):
-                await self._advance()
+            while not self._advance():
+                await self._news()
         except BaseException:
             self._process.kill_group()
             raise
         finally:
             self._process.exited.remove_done_callback(self._wake)
-            if self._probing is not None:
-                self._probing.cancel()
+            self._line.connection.unwatch()
+            self._alarm.cancel()
+            if self._question is not None:
+                self._question.give_up()
         return self._conclude()
 
     def _conclude(self) -> Execution:
@@ -227,41 +243,46 @@ class Generation:
         except (EngineGone, OSError) as error:  # a TimeoutError, or a record that cannot be written
             self._kill(Ended.LOST, f"the request was not sent: {error!r}")
 
-    async def _advance(self) -> None:
-        """Do one thing: close, look at the limits, or wait for whatever comes next."""
+    def _advance(self) -> bool:
+        """Take in all that came and do what follows from it; say whether the slot is settled."""
+        now = self._loop.time()
+        self._enforce_limits(now)
+        if self._step is Step.WAIT:
+            self._take_answer(now)
+        while self._step is Step.WAIT and (event := self._next_event()) is not None:
+            self._take(event)
         if self._step is Step.CLOSE:
             self._line.connection.close()
-            self._over(self._loop.time())
-            return
-        self._enforce_limits(self._loop.time())
-        self._take_probe()
+            self._over(now)
         if self._step is not Step.WAIT:
-            return
-        self._start_probe(self._loop.time())
-        event = await self._next_event(self._next_wake())
-        if event is not None:
-            self._take(event)
+            return True
+        self._ask_when_due(now)
+        self._alarm.set_by(self._next_wake())
+        return False
+
+    async def _news(self) -> None:
+        """Return once something happened since `_advance`: nothing can happen between the two, for neither waits."""
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self, _: object = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # --- the response
 
-    async def _next_event(self, until: float) -> Event | None:
-        """Return what the engine says next, or None once `until` has passed or something else wants attention."""
+    def _next_event(self) -> Event | None:
+        """Return what the engine said next, or None if nothing has come or nothing counts any more."""
+        if self._over_at is not None:
+            return None
         try:
-            async with asyncio.timeout_at(until) as self._alarm:
-                if self._over_at is None:
-                    return await self._line.connection.next_event()
-                await asyncio.Event().wait()
-        except TimeoutError:
-            pass
+            return self._line.connection.take()
         except EngineGone as gone:
             self._lost(str(gone))
-        finally:
-            self._alarm = None
-        return None
-
-    def _wake(self, _: object = None) -> None:
-        if self._alarm is not None and not self._alarm.expired():
-            self._alarm.reschedule(self._loop.time())
+            return None
 
     def _take(self, event: Event) -> None:
         now = self._loop.time()
@@ -317,18 +338,27 @@ class Generation:
             self._kill(Ended.LOST, "")
         elif now >= self._deadline and self._ended is None:
             self._give_up(Ended.TIMED_OUT, "the request's time was over")
-        elif now >= self._deadline + self._settle_seconds and self._over_at is None:
+        elif now >= self._give_in_at and self._over_at is None:
             self._kill(Ended.TIMED_OUT, "still not known to have started when its time was over")
         elif self._first_byte_at is None and now - self._sent_at >= FIRST_BYTE_SECONDS and not self._watchdog_fired:
             self._watchdog_fired = True
             self._step = self._settling.first_byte_expired(now)
 
     def _next_wake(self) -> float:
-        limits = [self._next_probe]
+        """Return when something is due although nothing comes."""
+        limits = []
         if self._ended is None:
             limits.append(self._deadline)
+        elif self._over_at is None:
+            limits.append(self._give_in_at)
+        if self._first_byte_at is None and not self._watchdog_fired:
+            limits.append(self._sent_at + FIRST_BYTE_SECONDS)
         if self._settling.kill_at is not None:
             limits.append(self._settling.kill_at)
+        if self._question is not None:
+            limits.append(self._probe_asked_at + PROBE_SECONDS)
+        elif self._line.slots is SlotsPage.PRESENT:
+            limits.append(self._next_probe)
         return min(limits)
 
     # --- the slot
@@ -337,27 +367,32 @@ class Generation:
         """Ask /slots at once and often: from here on only a proof of idle is waited for."""
         self._probe_pause, self._next_probe = SETTLE_FIRST_SECONDS, now
 
-    def _start_probe(self, now: float) -> None:
-        if self._probing is not None or now < self._next_probe or self._line.slots is SlotsPage.ABSENT:
+    def _ask_when_due(self, now: float) -> None:
+        if self._question is not None or now < self._next_probe or self._line.slots is SlotsPage.ABSENT:
             return
         # A loop's clock stands still within one turn: what is asked after the end was taken is later all the same.
         self._probe_asked_at = now if self._over_at is None else max(now, math.nextafter(self._over_at, math.inf))
-        self._probing = asyncio.create_task(self._line.ask(), name="probe")
-        self._probing.add_done_callback(self._wake)
-        settling = self._ended is not None
+        self._question = self._line.probes.ask_slots(self._slots_told)
         self._next_probe = now + self._probe_pause
-        self._probe_pause = min(self._probe_pause * 2, SETTLE_LATER_SECONDS if settling else WATCH_LATER_SECONDS)
+        limit = WATCH_LATER_SECONDS if self._ended is None else SETTLE_LATER_SECONDS
+        self._probe_pause = min(self._probe_pause * 2, limit)
 
-    def _take_probe(self) -> None:
-        """Take the answer of a probe that came back; silence is a tick of the clock."""
-        if self._probing is None or not self._probing.done():
-            if self._settling.kill_at is not None and self._loop.time() >= self._settling.kill_at:
-                self._judge_probe(None)
-            return
-        probing, self._probing = self._probing, None
-        self._judge_probe(probing.result())
-        if self._ended is not None and self._step is Step.WAIT:
-            self._next_probe = min(self._next_probe, self._loop.time() + self._probe_pause)
+    def _slots_told(self, probe: Probe | None) -> None:
+        self._answer, self._answered = probe, True
+        self._wake()
+
+    def _take_answer(self, now: float) -> None:
+        """Judge what /slots answered, if it was asked; too late an answer is silence, and that a tick of the clock."""
+        if self._question is not None and not self._answered and now >= self._probe_asked_at + PROBE_SECONDS:
+            self._question.give_up()
+            self._answer, self._answered = None, True
+        if self._answered:
+            self._question, self._answered = None, False
+            self._judge_probe(self._answer)
+            if self._ended is not None:
+                self._next_probe = min(self._next_probe, now + self._probe_pause)
+        elif self._settling.kill_at is not None and now >= self._settling.kill_at:
+            self._judge_probe(None)
 
     def _judge_probe(self, probe: Probe | None) -> None:
         now = self._loop.time()

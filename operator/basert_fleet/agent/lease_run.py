@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -139,7 +138,7 @@ class LeaseRun:
                 completion_tokens=facts.completion_tokens if facts else None,
                 finish_reason=facts.finish_reason if facts else None,
                 error=error,
-                execute_seconds=asyncio.get_running_loop().time() - execution.sent_at,
+                execute_seconds=self._slot.line.loop.time() - execution.sent_at,
                 handoff_seconds=self._slot.handoff_seconds,
             )
         )

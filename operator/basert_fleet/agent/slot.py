@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from basert_fleet.agent.engines import Engine
@@ -12,7 +11,7 @@ from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.calibration import Baseline, Probe
 from basert_fleet.core.doubt import is_fresh
 from basert_fleet.engine.canary import CHAT_PATH
-from basert_fleet.engine.connection import ResponseHead, encode_request, headers_to
+from basert_fleet.engine.connection import ResponseHead
 from basert_fleet.engine.request import JSON_TYPE, prepare
 from basert_fleet.engine.response import Reader, ResponseFacts, reader_for
 
@@ -44,14 +43,12 @@ class Slot:
         self, path: str, content_type: str, body: bytes, *, timeout_seconds: float, worker: BasertWorker, sink: Sink
     ) -> Generation:
         """Make one generation ready to run; the caller must let the one before it end first."""
-        headers = headers_to(self.line.host, self.line.port, self.line.api_key) | {"Content-Type": content_type}
-        now = asyncio.get_running_loop().time()
-        self.handoff_seconds = None if self.over_at is None else now - self.over_at
+        self.handoff_seconds = None if self.over_at is None else self.line.loop.time() - self.over_at
         return Generation(
             self.line,
             self.child,
             self.record,
-            request=encode_request("POST", path, headers, body),
+            request=self.line.requests.post(path, content_type, body),
             timeout_seconds=timeout_seconds,
             settle_seconds=worker.spec.isolation.settle_seconds,
             sink=sink,
@@ -82,7 +79,7 @@ class Slot:
 
     async def probe_before_lease(self) -> Probe | None:
         """Return a fresh probe of the idle slot, or None if the last one is recent enough to stand."""
-        if asyncio.get_running_loop().time() - self.line.probed_at < PROBE_GOOD_FOR_SECONDS:
+        if self.line.loop.time() - self.line.probed_at < PROBE_GOOD_FOR_SECONDS:
             return None
         before, last = await self.line.ask(), self.line.last_probe
         if before is not None:

@@ -1,20 +1,20 @@
 """One HTTP/1.1 connection to one engine: exact about where a response ends, and closing it is the cancel.
 
 It has no timeouts (a prefill may take many minutes, C07; callers know their limits) and never stops reading: what the
-caller has not taken yet is buffered here, and `buffered_bytes` tells how much. Whether an ended or cancelled request
-left the engine idle is not decided here.
+caller has not taken yet is buffered here. Whether an ended or cancelled request left the engine idle is not decided
+here.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import StrEnum
 from typing import ClassVar, TypeAlias, cast
 
 import httptools
+import msgspec
 
 from basert_fleet.core.errors import FleetError
 
@@ -48,8 +48,7 @@ class EngineGone(FleetError):
         self.cause, self.detail = cause, detail
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """Status and headers of a final response; interim (1xx) responses are never shown."""
 
     status: int
@@ -67,52 +66,78 @@ class ResponseHead:
         return (self.header("content-type") or "").partition(";")[0].strip().lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(msgspec.Struct, frozen=True):
     """A piece of the body, cut where the network cut it."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfResponse:
+class EndOfResponse(msgspec.Struct, frozen=True):
     """The body is over."""
 
     proven: bool
     """True if Content-Length or the last chunk said so; a body that ends with its connection may as well be cut."""
 
 
+PROVEN_END = EndOfResponse(proven=True)
+
 Event: TypeAlias = ResponseHead | Data | EndOfResponse
 
 
-def encode_request(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
-    """Return one request as bytes; Host must be among the headers, Content-Length is added.
+class RequestEncoder:
+    """Writes the requests to one engine; the headers that all of them share are written once."""
 
-    Raises:
-        ValueError: a part has a character that would end its line and so could smuggle in a second request.
-    """
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    if not path or any(not line.isprintable() for line in lines) or " " in path:
-        raise ValueError(f"request line or header with a control character or a space: {method} {path!r}")
-    lines.append(f"Content-Length: {len(body)}\r\n\r\n")
-    return "\r\n".join(lines).encode("latin-1") + body
+    def __init__(self, host: str, port: int, api_key: str) -> None:
+        """Say to whom requests go and by what right; without a key nothing is said of that.
+
+        Raises:
+            ValueError: as for `post`.
+        """
+        _require_one_line(host, api_key)
+        right = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._shared = f"Host: {f'[{host}]' if ':' in host else host}:{port}\r\n{right}"
+
+    def get(self, path: str) -> bytes:
+        """Return a question, which has no body.
+
+        Raises:
+            ValueError: as for `post`.
+        """
+        _require_path(path)
+        return f"GET {path} HTTP/1.1\r\n{self._shared}Content-Length: 0\r\n\r\n".encode("latin-1")
+
+    def post(self, path: str, content_type: str, body: bytes) -> bytes:
+        """Return a request with its body.
+
+        Raises:
+            ValueError: a part has a character that would end its line and so could smuggle in a second request.
+        """
+        _require_path(path)
+        _require_one_line(content_type)
+        own = f"Content-Type: {content_type}\r\nContent-Length: {len(body)}"
+        return f"POST {path} HTTP/1.1\r\n{self._shared}{own}\r\n\r\n".encode("latin-1") + body
 
 
-def headers_to(host: str, port: int, api_key: str) -> dict[str, str]:
-    """Return the headers that say to whom a request goes and by what right; without a key nothing is said of that."""
-    headers = {"Host": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
-    return headers | {"Authorization": f"Bearer {api_key}"} if api_key else headers
+def _require_path(path: str) -> None:
+    if not path or " " in path or not path.isprintable():
+        raise ValueError(f"a path that is empty or has a space or a control character: {path!r}")
+
+
+def _require_one_line(*parts: str) -> None:
+    for part in parts:
+        if not part.isprintable():
+            raise ValueError(f"a header with a control character: {part!r}")
 
 
 class EngineConnection:
     """A connection for one request at a time; the slot's owner is its only user.
 
-    `next_event` may be cancelled at any time: no event is lost, the next call returns it. Events that arrived before
-    the connection broke are returned before EngineGone is raised.
+    Nothing here waits for a response: its events queue up, `take` returns them, and `watch` says whom to tell.
     """
 
     def __init__(self) -> None:
-        self._wire = _Wire()
+        self._heard: Callable[[], None] = _tell_nobody
+        self._wire = _Wire(self._tell)
 
     async def connect(self, host: str, port: int) -> None:
         """Open the connection, closing an older one first.
@@ -121,7 +146,7 @@ class EngineConnection:
             EngineGone: nothing accepts connections there.
         """
         self.close()
-        self._wire = _Wire()
+        self._wire = _Wire(self._tell)
         try:
             await asyncio.get_running_loop().create_connection(lambda: self._wire, host, port)
         except OSError as error:
@@ -132,16 +157,6 @@ class EngineConnection:
         """Whether it can take the next request: open, the last response whole, and the engine keeps it alive."""
         return self._wire.gone is None and self._wire.transport is not None and not self._wire.in_response
 
-    @property
-    def last_byte_at(self) -> float | None:
-        """When the engine last sent anything on this connection, by the event loop's clock."""
-        return self._wire.last_byte_at
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Body bytes that arrived and were not taken by `next_event` yet."""
-        return self._wire.buffered_bytes
-
     def send(self, request: bytes) -> None:
         """Send one request; returns at once, whatever its size.
 
@@ -151,35 +166,51 @@ class EngineConnection:
         """
         self._wire.send(request)
 
-    async def next_event(self) -> Event:
-        """Return what comes next of the response.
+    def watch(self, heard: Callable[[], None]) -> None:
+        """Have `heard` called, and nobody else, when `take` may have something new; it must not fail.
+
+        It is called from the event loop's turn in which that arrived, and may be called with nothing new.
+        """
+        self._heard = heard
+
+    def unwatch(self) -> None:
+        """Tell nobody any more."""
+        self._heard = _tell_nobody
+
+    def take(self) -> Event | None:
+        """Return what comes next of the response, or None if that has not arrived yet.
 
         Raises:
-            EngineGone: the connection ended before the response did.
+            EngineGone: the connection ended before the response did; what arrived before that was taken.
         """
         wire = self._wire
-        while not wire.events:
-            if wire.gone is not None:
-                raise EngineGone(*wire.gone)
-            await wire.wait()
-        return wire.take()
+        if wire.events:
+            return wire.events.popleft()
+        if wire.gone is not None:
+            raise EngineGone(*wire.gone)
+        return None
 
     def close(self) -> None:
         """Close at once: for a request in progress this is the cancel. Closing again does nothing."""
         self._wire.abandon(GoneCause.CANCELLED, "we closed the connection")
 
+    def _tell(self) -> None:
+        self._heard()
+
+
+def _tell_nobody() -> None:
+    """Take note of nothing: nobody waits."""
+
 
 class _Wire(asyncio.Protocol):
     """The connection as the event loop sees it: bytes in, events out. It lives as long as one TCP connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
         self.events: deque[Event] = deque()
         self.gone: tuple[GoneCause, str] | None = None
         self.in_response = False  # from sending a request until its response has ended
-        self.last_byte_at: float | None = None
-        self.buffered_bytes = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._tell = tell
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
@@ -199,27 +230,13 @@ class _Wire(asyncio.Protocol):
         self.in_response = True
         self.transport.write(request)
 
-    async def wait(self) -> None:
-        """Return once there may be an event or an end; only one task waits at a time."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def take(self) -> Event:
-        event = self.events.popleft()
-        if isinstance(event, Data):
-            self.buffered_bytes -= len(event.data)
-        return event
-
     def abandon(self, cause: GoneCause, detail: str) -> None:
         """Close for good; the first reason stays."""
         if self.gone is None:
             self.gone = (cause, detail)
         if self.transport is not None:
             self.transport.abort()
-        self._wake()
+        self._tell()
 
     # --- the event loop's side
 
@@ -231,7 +248,6 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.gone is not None:
             return
-        self.last_byte_at = asyncio.get_running_loop().time()
         if not self._has_head:
             self._head_bytes += len(data)
         try:
@@ -241,7 +257,7 @@ class _Wire(asyncio.Protocol):
         self._flush_body()
         if self.in_response and not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
             self._break_off(f"a response head of more than {MAX_HEAD_BYTES} bytes")
-        self._wake()
+        self._tell()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.gone is None and self.in_response and self._has_head and exc is None and self._ends_by_close():
@@ -279,7 +295,7 @@ class _Wire(asyncio.Protocol):
             return
         self._flush_body()
         self.in_response, self._has_head, self._head_bytes = False, False, 0
-        self.events.append(EndOfResponse(proven=True))
+        self.events.append(PROVEN_END)
         unsent = self.transport is not None and self.transport.get_write_buffer_size() > 0
         if unsent or not self._parser.should_keep_alive():
             self._retire()
@@ -312,9 +328,4 @@ class _Wire(asyncio.Protocol):
         if self._body:
             data = b"".join(self._body)
             self._body.clear()
-            self.buffered_bytes += len(data)
             self.events.append(Data(data))
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

@@ -1,44 +1,24 @@
 """Asking an engine how it is: /slots and /health, on a connection of their own.
 
-A question has a time limit, and no answer is an answer: /slots may be silent for a whole prefill (C16), so `None` says
-that nothing is known, never that the slot is idle.
+No answer is an answer: /slots may be silent for a whole prefill (C16), so `None` says that nothing is known, never that
+the slot is idle.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
-from basert_fleet.core.errors import FleetError
-from basert_fleet.core.isolation import Probe
-from basert_fleet.engine.connection import (
-    Data,
-    EndOfResponse,
-    EngineConnection,
-    EngineGone,
-    ResponseHead,
-    encode_request,
-    headers_to,
-)
+from basert_fleet.core.calibration import Probe
+from basert_fleet.core.settle import SlotsPage
+from basert_fleet.engine.connection import Data, EngineConnection, EngineGone, RequestEncoder, ResponseHead
 
 MAX_ANSWER_BYTES = 1_048_576
 """Chosen: far above any answer about one slot, low enough to read a stranger's answer without harm."""
 OK, NOT_FOUND = 200, 404
-
-
-class SlotsAbsent(FleetError):
-    """The engine has no /slots: an older or other build, which no waiting will change."""
-
-    code: ClassVar[str] = "slots_absent"
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(
-            f"GET /slots at {host}:{port} answered 404: this engine does not tell its slot's counters. "
-            "Use a build that has /slots, or set isolation.requireSlots: false and take what nothing verifies."
-        )
-        self.host, self.port = host, port
 
 
 class _Slot(msgspec.Struct, frozen=True):
@@ -51,83 +31,151 @@ class _Slot(msgspec.Struct, frozen=True):
 
 _SLOTS = msgspec.json.Decoder(tuple[_Slot, ...])
 
+Answer: TypeAlias = tuple[int, bytes]
+"""Status and body."""
+
+
+class Question:
+    """One question under way. Its answer comes by a callback, once, unless it is given up before."""
+
+    def __init__(
+        self,
+        connection: EngineConnection,
+        host: str,
+        port: int,
+        request: bytes,
+        answered: Callable[[Answer | None], None],
+    ) -> None:
+        """Ask; on the open connection if there is one, and if the engine closed that meanwhile, once more on a new one.
+
+        `answered` gets None if the engine cannot be reached, cuts its answer, breaks the protocol or never ends.
+        """
+        self._connection, self._host, self._port, self._request = connection, host, port, request
+        self._answered = answered
+        self._connecting: asyncio.Task[None] | None = None
+        self._over = False
+        self._on_old_connection = connection.reusable
+        if self._on_old_connection:
+            self._send()
+        else:
+            self._connect()
+
+    def give_up(self) -> None:
+        """Want no answer any more; one that comes late cannot be taken for that of another question."""
+        if not self._over:
+            self._over = True
+            self._connection.unwatch()
+            self._connection.close()
+            if self._connecting is not None:
+                self._connecting.cancel()
+
+    def _connect(self) -> None:
+        self._on_old_connection = False
+        self._connection.unwatch()  # the end of the old one is no news
+        self._connecting = asyncio.create_task(self._send_anew(), name="a probe's connection")
+
+    async def _send_anew(self) -> None:
+        try:
+            await self._connection.connect(self._host, self._port)
+            self._send()
+        except EngineGone:
+            self._end(None)
+
+    def _send(self) -> None:
+        self._status, self._body = 0, bytearray()
+        self._connection.watch(self._read)
+        self._connection.send(self._request)
+
+    def _read(self) -> None:
+        """Read what has arrived of the answer."""
+        try:
+            while (event := self._connection.take()) is not None:
+                if isinstance(event, Data):
+                    self._body += event.data
+                    if len(self._body) > MAX_ANSWER_BYTES:
+                        self._connection.unwatch()  # closing tells, and this loop finds out by itself
+                        self._connection.close()
+                elif isinstance(event, ResponseHead):
+                    self._status = event.status
+                else:
+                    self._end((self._status, bytes(self._body)))
+                    return
+        except EngineGone:
+            # An idle connection may be closed at any time: that says nothing about the engine.
+            if self._on_old_connection:
+                self._connect()
+            else:
+                self._end(None)
+
+    def _end(self, answer: Answer | None) -> None:
+        self._over = True
+        self._connection.unwatch()
+        self._answered(answer)
+
 
 class ProbeClient:
-    """Asks one engine, one question at a time; several tasks may ask."""
+    """Asks one engine, one question at a time: who asks anew gives up the question before."""
 
     def __init__(self, host: str, port: int, api_key: str) -> None:
         self._host, self._port = host, port
-        self._headers = headers_to(host, port, api_key)
+        requests = RequestEncoder(host, port, api_key)
+        self._slots_request, self._health_request = requests.get("/slots"), requests.get("/health")
         self._connection = EngineConnection()
-        self._turn = asyncio.Lock()
+        self._question: Question | None = None
+        self.page = SlotsPage.PRESENT
+        """Absent once /slots was answered with 404: an older or other build, which no waiting will change."""
+
+    def ask_slots(self, answered: Callable[[Probe | None], None]) -> Question:
+        """Ask for the slot's counters; None if the engine does not tell those of exactly one slot.
+
+        The question has no time limit: whoever asks gives it up.
+        """
+        return self._ask(self._slots_request, lambda answer: answered(self._counters(answer)))
 
     async def slots(self, timeout: float) -> Probe | None:  # noqa: ASYNC109  # the answer to "too late" is None
-        """Return the slot's counters, or None when the engine did not tell them within `timeout` seconds.
+        """Return the slot's counters, or None when the engine did not tell them within `timeout` seconds."""
+        return self._counters(await self._answer(self._slots_request, timeout))
 
-        An answer that is not about exactly one slot tells nothing either.
+    async def healthy(self, timeout: float) -> bool:  # noqa: ASYNC109  # the answer to "too late" is False
+        """Say whether /health answered 200 in time. It proves that something listens there, not that it works (C15)."""
+        answer = await self._answer(self._health_request, timeout)
+        return answer is not None and answer[0] == OK
 
-        Raises:
-            SlotsAbsent: it answered that there is no /slots.
-        """
-        answer = await self._ask("/slots", timeout)
+    def close(self) -> None:
+        """Give up the question under way and close the connection; a later question opens a new one."""
+        if self._question is not None:
+            self._question.give_up()
+        self._connection.close()
+
+    def _ask(self, request: bytes, answered: Callable[[Answer | None], None]) -> Question:
+        if self._question is not None:
+            self._question.give_up()
+        self._question = Question(self._connection, self._host, self._port, request, answered)
+        return self._question
+
+    async def _answer(self, request: bytes, timeout: float) -> Answer | None:  # noqa: ASYNC109  # as above
+        told: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+
+        def tell(answer: Answer | None) -> None:
+            if not told.done():  # else it was cancelled in this very turn
+                told.set_result(answer)
+
+        question = self._ask(request, tell)
+        try:
+            async with asyncio.timeout(timeout):
+                return await told
+        except TimeoutError:
+            return None
+        finally:
+            question.give_up()
+
+    def _counters(self, answer: Answer | None) -> Probe | None:
         if answer is None:
             return None
         status, body = answer
         if status == NOT_FOUND:
-            raise SlotsAbsent(self._host, self._port)
+            self.page = SlotsPage.ABSENT
         return read_slots(body) if status == OK else None
-
-    async def healthy(self, timeout: float) -> bool:  # noqa: ASYNC109  # the answer to "too late" is False
-        """Say whether /health answered 200 in time. It proves that something listens there, not that it works (C15)."""
-        answer = await self._ask("/health", timeout)
-        return answer is not None and answer[0] == OK
-
-    def close(self) -> None:
-        """Close the connection; a later question opens a new one."""
-        self._connection.close()
-
-    async def _ask(self, path: str, timeout: float) -> tuple[int, bytes] | None:  # noqa: ASYNC109  # as above
-        request = encode_request("GET", path, self._headers)
-        try:
-            async with asyncio.timeout(timeout), self._turn:
-                return await self._exchange(request)
-        except (TimeoutError, EngineGone):
-            return None
-
-    async def _exchange(self, request: bytes) -> tuple[int, bytes]:
-        """Ask on the open connection; if the engine had closed it meanwhile, once more on a new one."""
-        if self._connection.reusable:
-            try:
-                return await self._ask_once(request)
-            except EngineGone:
-                pass  # an idle connection may be closed at any time: that says nothing about the engine
-        await self._connection.connect(self._host, self._port)
-        return await self._ask_once(request)
-
-    async def _ask_once(self, request: bytes) -> tuple[int, bytes]:
-        """Send one question and read its answer; an unfinished one leaves the connection closed."""
-        finished = False
-        try:
-            self._connection.send(request)
-            answer = await self._read_answer()
-            finished = True
-        finally:
-            if not finished:
-                self._connection.close()
-        return answer
-
-    async def _read_answer(self) -> tuple[int, bytes]:
-        status, body = 0, bytearray()
-        while True:
-            match await self._connection.next_event():
-                case ResponseHead(status=status):
-                    pass
-                case Data(data=data):
-                    body += data
-                    if len(body) > MAX_ANSWER_BYTES:
-                        self._connection.close()
-                case EndOfResponse():
-                    return status, bytes(body)
 
 
 def read_slots(body: bytes) -> Probe | None:
