@@ -9,16 +9,19 @@ import httpx
 import msgspec
 import pytest
 
+from basert_fleet.cli import counters
 from basert_fleet.cli.asking import Server
 from basert_fleet.cli.counters import CounterMode, calibrate
 from basert_fleet.cli.profile import Profile
 from basert_fleet.cli.report import Report, Status
 from basert_fleet.core.calibration import Baseline, Ending, Probe, Reading, fit
+from basert_fleet.engine.canary import calibration_requests
 from support.emulator import emulator
 
 Check = Callable[..., Awaitable[tuple[int, str, str]]]
 BUG = ("--sim-bug", "on", "--sim-batch-window", "0.1")  # wide enough for a busy machine: requests at once must overlap
-SLOW = ("--sim-tokens-per-second", "250")  # the hung-up text has 24 tokens: about 100 ms in which to leave
+PACE = ("--sim-tokens-per-second", "1000")
+LONG_TOKENS = 3000  # at that pace, three seconds in which to hang up
 MODES = tuple(CounterMode)
 PROBE = Probe(is_processing=False, cache_tokens=9, cache_position=9)
 GAPS = {
@@ -50,17 +53,29 @@ def profile_without_counters(found: Report) -> Profile:
     return msgspec.structs.replace(found.profile, counters=None)
 
 
+@pytest.fixture
+def long_to_hang_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the emulator's answer to the request that is hung up on long enough for a busy machine."""
+    content = f"[[len={LONG_TOKENS}]] Count."
+    body = {"model": "model", "messages": [{"role": "user", "content": content}], "stream": True}
+    long = json.dumps(body | {"max_tokens": LONG_TOKENS}).encode()
+    monkeypatch.setattr(
+        counters, "calibration_requests", lambda model: calibration_requests(model)._replace(cancelled=long)
+    )
+
+
+@pytest.mark.usefixtures("long_to_hang_up_on")
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_healthy_counters_are_fitted_after_every_ending(check: Check, mode: CounterMode) -> None:
     """Two lengths, a stop, a tool call and a hang-up give the mode and its gaps, and the readings are told."""
-    async with emulator("--sim-counters", mode, *SLOW) as server:
+    async with emulator("--sim-counters", mode, *PACE) as server:
         _, out, _ = await check(server.url, "--only", "counters", "--report", "json")
         assert [record["cancelled"] for record in server.journal("end")] == [False] * 4 + [True]
-    counters = read(out).profile.counters
-    assert counters is not None
-    assert (counters.mode, counters.slope) == (mode, int(mode is CounterMode.COMPLETION))
-    assert {ending.value: gap for ending, gap in counters.intercepts.items()} == GAPS[mode]
-    assert [(reading.ending, reading.completion_tokens) for reading in counters.readings] == [
+    found = read(out).profile.counters
+    assert found is not None
+    assert (found.mode, found.slope) == (mode, int(mode is CounterMode.COMPLETION))
+    assert {ending.value: gap for ending, gap in found.intercepts.items()} == GAPS[mode]
+    assert [(reading.ending, reading.completion_tokens) for reading in found.readings] == [
         (Ending.TOOL_CALLS, 142), (Ending.LENGTH, 4), (Ending.LENGTH, 16), (Ending.STOP, 24), (Ending.CANCELLED, None),
     ]  # fmt: skip
 

@@ -135,7 +135,8 @@ class Server:
         seconds = self.seconds_left
         try:
             async with asyncio.timeout(seconds), self._client.stream("POST", path, content=body) as response:
-                await anext(response.aiter_raw(), b"")
+                pieces = response.aiter_raw()  # kept: dropping it would hang up before the look at the slot
+                await anext(pieces, b"")
                 probe = await self._probe()
                 return probe is not None and probe.is_processing
         except TimeoutError as error:
