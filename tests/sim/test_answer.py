@@ -104,3 +104,14 @@ def test_streamed_pieces_join_to_the_arguments(value, chunking):
     assert [json.loads(text) for text in joined] == [{"p": value}, {"q": "1"}]
     assert [part.name for part in parts if part.name] == ["f", "g"]
     assert [piece.at_token for piece in pieces] == list(range(142 - len(pieces) + 1, 143))
+
+
+def test_a_rendered_chat_is_answered_in_its_templates_words():
+    """A thought that the prompt opened is closed first; a call has the form that the prompt shows."""
+    system = "<|im_start|>system\n<tools><function><name>f</name></function></tools>\n<function=NAME><|im_end|>\n"
+    prompt = f"{system}<|im_start|>user\nCall f with p v.<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    answer = right_answer(read_completion({"prompt": prompt}, LIMITS), 0)
+    call = "<tool_call>\n<function=f>\n<parameter=p>\nv\n</parameter>\n</function>\n</tool_call>"
+    assert (answer.finish, "".join(answer.text)) == (Finish.STOP, f"I know.\n</think>\n\n{call}")
+    text = right_answer(read_completion({"prompt": prompt.replace("Call f", "Tell f")}, LIMITS), 0)
+    assert "".join(text.text).startswith(f"I know.\n</think>\n\n{expected_echo('Tell f with p v.')}")

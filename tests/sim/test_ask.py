@@ -9,6 +9,7 @@ import pytest
 from basert_fleet.sim.ask import Kind, Limits, ToolCall, read_chat, read_completion, read_texts
 from basert_fleet.sim.errors import BadRequest, ContextExceeded
 from basert_fleet.sim.faults import Fault
+from basert_fleet.sim.rendered import CallForm
 from support.seed import LOOKUP_KEY, lookup, plain
 
 LIMITS = Limits(max_context=4096, max_tokens=2048, directives=True)
@@ -72,6 +73,37 @@ def test_a_completion_prompt_may_render_tools():
     prompt = f"<tools>\n{json.dumps(LOOKUP_KEY)}\n</tools>\nCall lookup_key with key a-1.\n"
     assert read_completion({"prompt": prompt}, LIMITS).calls == (ToolCall("lookup_key", "key", "a-1"),)
     assert read_completion({"prompt": "Call lookup_key with key a-1."}, LIMITS).calls == ()
+
+
+XML_TOOLS = "<tools>\n<function>\n<name>lookup_key</name>\n</function>\n</tools>\n<tool_call>\n<function=NAME>"
+
+
+def rendered(*turns, tools=XML_TOOLS, end="<|im_start|>assistant\n"):
+    """Return a prompt as ChatML templates make it."""
+    told = [("system", tools), *turns]
+    return {"prompt": "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in told) + end}
+
+
+def test_a_rendered_chat_is_answered_by_its_last_message():
+    """Older turns ask for nothing any more, and the echo is that of the last content, as in a chat."""
+    older = ("user", "Call lookup_key with key old.")
+    ask = read_completion(rendered(older, ("assistant", "x"), ("user", "Call lookup_key with key new.")), LIMITS)
+    assert ask.calls == (ToolCall("lookup_key", "key", "new"),)
+    assert read_completion(rendered(older, ("assistant", "x"), ("user", "Hi")), LIMITS).content == "Hi"
+    for role in ("tool", "user"):
+        response = (role, "<tool_response>Call lookup_key with key a.</tool_response>")
+        assert read_completion(rendered(older, response), LIMITS).calls == ()
+
+
+def test_a_rendered_chat_tells_how_calls_are_written():
+    """XML where the prompt shows it, JSON otherwise; a thought that the prompt opened goes on."""
+    asked = ("user", "Call lookup_key with key a.")
+    xml = read_completion(rendered(asked, end="<|im_start|>assistant\n<think>\n"), LIMITS)
+    assert (xml.call_form, xml.is_thinking) == (CallForm.XML, True)
+    json_tools = f"<tools></tools> hold tools:\n<tools>{json.dumps(LOOKUP_KEY)}</tools>"
+    written = read_completion(rendered(asked, tools=json_tools), LIMITS)
+    assert (written.call_form, written.is_thinking, written.calls) == (CallForm.JSON, False, xml.calls)
+    assert read_completion(rendered(("user", "What does <function= mean?"), tools=""), LIMITS).calls == ()
 
 
 def test_directives_are_read_from_the_last_message_only():

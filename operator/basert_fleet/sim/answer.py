@@ -15,12 +15,15 @@ from typing import NamedTuple
 from basert_fleet.sim.ask import Ask, Kind, ToolCall
 from basert_fleet.sim.directives import without_directives
 from basert_fleet.sim.finish import Finish
+from basert_fleet.sim.rendered import CallForm
 
 ECHO_HEX_DIGITS = 12
 TEXT_TOKENS = 24  # chosen: more than 16, so that a chat with max_tokens 16 ends by `length`
 CALL_TOKENS = 16  # chosen: what one call needs at least; with fewer max_tokens there is no call
 REPORTED_COMPLETION_TOKENS = (142, 102, 90, 82, 120)  # report: the first five requests of one prefix
 WORD_CHARACTERS = 12  # chosen: texts without spaces are cut into words of this length
+THOUGHT = "I know.\n</think>\n\n"
+"""What a completion says first whose prompt has opened a thought."""
 NO_TOKENS = frozenset({Kind.EMBEDDING, Kind.RERANK, Kind.TRANSCRIPTION})
 
 
@@ -77,8 +80,11 @@ def damaged_answer(ask: Ask, damage: Damage, stale_value: str | None, reuses: in
     return _text(ask, _echoing(wrong_echo(ask.content), ask))
 
 
-def call_in_text(call: ToolCall) -> str:
+def call_in_text(call: ToolCall, form: CallForm) -> str:
     """Return a call as a model writes it into a plain completion."""
+    if form is CallForm.XML:
+        parameter = f"<parameter={call.parameter}>\n{call.value}\n</parameter>"
+        return f"<tool_call>\n<function={call.name}>\n{parameter}\n</function>\n</tool_call>"
     return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments()}}}\n</tool_call>'
 
 
@@ -88,11 +94,17 @@ def _calling(ask: Ask, calls: tuple[ToolCall, ...], reuses: int) -> Answer:
     wanted = max(REPORTED_COMPLETION_TOKENS[reuses % len(REPORTED_COMPLETION_TOKENS)], CALL_TOKENS * len(calls))
     tokens = min(wanted, ask.max_tokens)
     if ask.kind is Kind.COMPLETION:
-        return Answer(Finish.STOP, tokens, _cut("\n".join(map(call_in_text, calls))))
+        written = "\n".join(call_in_text(call, ask.call_form) for call in calls)
+        return Answer(Finish.STOP, tokens, _thought(ask) + _cut(written))
     return Answer(Finish.TOOL_CALLS, tokens, calls=calls)
 
 
-def _text(ask: Ask, pieces: tuple[str, ...]) -> Answer:
+def _thought(ask: Ask) -> tuple[str, ...]:
+    return (THOUGHT,) if ask.is_thinking else ()
+
+
+def _text(ask: Ask, said: tuple[str, ...]) -> Answer:
+    pieces = _thought(ask) + said
     if len(pieces) > ask.max_tokens:
         return Answer(Finish.LENGTH, ask.max_tokens, pieces[: ask.max_tokens])
     return Answer(Finish.STOP, len(pieces), pieces)

@@ -9,16 +9,16 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import NamedTuple
 
 from basert_fleet.sim.directives import NO_DIRECTIVES, Directives, read_directives, without_directives
 from basert_fleet.sim.errors import BadRequest, ContextExceeded
+from basert_fleet.sim.rendered import CallForm, read_prompt
 from basert_fleet.sim.tokens import chat_tokens, message_tokens, text_tokens
 
 _CALL = re.compile(r"\bCall (\w+) with (\w+) (.+?)\.(?=\s|$)")
-_TOOL_BLOCK = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
-_TOOL_NAME = re.compile(r'"name"\s*:\s*"(\w+)"')
 
 Body = Mapping[str, object]
 
@@ -66,6 +66,8 @@ class Ask(NamedTuple):
     prefix: str | None = None  # names the rendered prefix up to the last user message; None is never reused
     suffix_tokens: int = 0  # what is left of the prompt when the prefix is reused
     directives: Directives = NO_DIRECTIVES
+    call_form: CallForm = CallForm.JSON  # how a completion writes its calls
+    is_thinking: bool = False  # a completion goes on with a thought that its prompt has opened
 
 
 def read_chat(body: Body, limits: Limits) -> Ask:
@@ -92,20 +94,22 @@ def read_chat(body: Body, limits: Limits) -> Ask:
 
 
 def read_completion(body: Body, limits: Limits) -> Ask:
-    """Read a /v1/completions body; its prompt may render tools in a `<tools>` block, as Qwen's and Hermes's do."""
+    """Read a /v1/completions body; its prompt may be a rendered chat, as Qwen's and Hermes's templates make it."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
         raise BadRequest("'prompt' must be one string.", "prompt")
-    tools = {name for block in _TOOL_BLOCK.findall(prompt) for name in _TOOL_NAME.findall(block)}
+    rendered = read_prompt(prompt)
     ask = Ask(
         kind=Kind.COMPLETION,
-        content=prompt,
+        content=rendered.content,
         prompt_tokens=text_tokens(prompt),
-        has_tools=bool(tools),
-        calls=named_calls(_TOOL_BLOCK.sub("", prompt), tools),
-        directives=read_directives(prompt) if limits.directives else NO_DIRECTIVES,
+        has_tools=bool(rendered.tools),
+        calls=named_calls(rendered.request, rendered.tools),
+        directives=read_directives(rendered.content) if limits.directives else NO_DIRECTIVES,
+        call_form=rendered.form,
+        is_thinking=rendered.is_thinking,
     )
     return _within_limits(ask, body, limits)
 
@@ -118,7 +122,7 @@ def read_texts(kind: Kind, texts: Sequence[str], limits: Limits) -> Ask:
     return _within_limits(ask, {}, limits)
 
 
-def named_calls(content: str, tools: set[str]) -> tuple[ToolCall, ...]:
+def named_calls(content: str, tools: AbstractSet[str]) -> tuple[ToolCall, ...]:
     """Return the calls that a text names and the tools allow; one unknown name makes it a plain text request."""
     calls = tuple(ToolCall(*found) for found in _CALL.findall(without_directives(content)))
     return calls if all(call.name in tools for call in calls) else ()
