@@ -16,6 +16,7 @@ from basert_fleet.core.api import (
     UNSAFE_FLAGS,
     BasertPool,
     BasertWorker,
+    ChatMode,
     format_quantity,
     parse_quantity,
     template_hash,
@@ -50,7 +51,7 @@ def test_a_pool_needs_only_a_model() -> None:
     assert written["replicas"] == 1
     assert written["server"] == {
         "allowUnsafeFlags": False, "command": ["basert-serve"], "args": [], "env": [],
-        "maxContext": 4096, "requestTimeoutSeconds": 600,
+        "maxContext": 4096, "requestTimeoutSeconds": 600, "chat": "native", "chatTemplate": None, "toolDialect": "auto",
     }  # fmt: skip
     assert written["isolation"] == {
         "level": "verify", "requireSlots": True, "settleSeconds": 10,
@@ -85,6 +86,7 @@ def test_documents_survive_the_wire() -> None:
         {"isolation": {"requireSlots": "yes"}}, {"isolation": {"level": "fresh"}},
         {"queue": {"maxRequests": 0}}, {"update": {"maxUnavailable": 0}}, {"resources": {"memory": 0}},
         {"autoscaling": {}}, {"server": {"command": []}}, {"server": {"env": [{"name": "1X", "value": ""}]}},
+        {"server": {"chat": "raw"}}, {"server": {"chat": "rendered", "toolDialect": "glm"}},
         {"server": {"args": ["a\nb"]}}, {"delivery": {"verify": "some"}},
     ],
     ids=str,
@@ -92,6 +94,13 @@ def test_documents_survive_the_wire() -> None:
 def test_a_value_out_of_its_bounds_is_refused(spec: dict[str, Any]) -> None:
     """Neither a wrong type, a value out of bounds, nor a setting that nobody honours is taken (C21)."""
     assert "validation error" in refusal(**spec)
+
+
+@pytest.mark.parametrize("setting", [{"toolDialect": "qwen"}, {"chatTemplate": {"file": "x.jinja"}}], ids=str)
+def test_settings_of_rendered_chats_are_refused_where_none_is_rendered(setting: dict[str, Any]) -> None:
+    """A template or a dialect that nothing would use is a misunderstanding (C21); a rendered pool takes both."""
+    assert "unless server.chat is rendered" in refusal(server=setting)
+    assert pool(server=setting | {"chat": "rendered"}).spec.server.chat is ChatMode.RENDERED
 
 
 @pytest.mark.parametrize("name", ["Qwen", "-qwen", "qwen-", "a" * 41, "", "a.b", "a_b"])
@@ -209,3 +218,5 @@ def test_the_template_is_stable() -> None:
     assert template_hash(pool().spec) == "af7d7181d73d"
     worker = plan([pool()], [NodeView("mac", None, connected=True)], []).workers[0]
     assert template_hash(worker.spec) == worker.spec.template
+    rendered = [{"chat": "rendered"}, {"chat": "rendered", "toolDialect": "qwen"}]
+    assert len({template_hash(pool(server=server).spec) for server in [{}, *rendered]}) == 3

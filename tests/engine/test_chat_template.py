@@ -13,42 +13,9 @@ from hypothesis import strategies as st
 
 from basert_fleet.engine import chat_template
 from basert_fleet.engine.chat_template import ChatTemplate, TemplateInvalid, TemplateRefused
+from support.weather_chat import ASKED, CALLING, CONVERSATION, TOKENS
 
 TEMPLATES = Path(__file__).parent / "templates"
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": 'Tells "now" & <later>',
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-        },
-    },
-}
-ASKED = {"role": "user", "content": "Wie wird's in Köln & 東京? <b>"}
-CALLING = {
-    "role": "assistant",
-    "content": "I look.",
-    "reasoning_content": "Two cities.",
-    "tool_calls": [
-        {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "days": 2}}},
-        {"id": "2", "type": "function", "function": {"name": "weather", "arguments": {"city": "東京 <1>"}}},
-    ],
-}
-CONVERSATION = {
-    "messages": [
-        {"role": "system", "content": "  Be brief.  "},
-        ASKED,
-        CALLING,
-        {"role": "tool", "tool_call_id": "1", "content": '{"rain": true}'},
-        {"role": "tool", "tool_call_id": "2", "content": "sun"},
-    ],
-    "tools": [WEATHER],
-    "add_generation_prompt": True,
-}
 ONE_CALL = [*CONVERSATION["messages"][:2], CALLING | {"tool_calls": CALLING["tool_calls"][:1]}]
 PLAIN = [ASKED, {"role": "assistant", "content": "Rain."}, {"role": "user", "content": "And then?"}]
 

@@ -14,7 +14,7 @@ from basert_fleet.core.calibration import Ending, Probe
 from basert_fleet.core.delivery import Outcome, releases
 from basert_fleet.core.isolation import Check, Evidence, judge, next_check, used_by_others
 from basert_fleet.core.verdict import Reason, Verdict, VerdictKind
-from basert_fleet.engine.request import InvalidRequest, prepare
+from basert_fleet.engine.request import InvalidRequest
 from basert_fleet.engine.response import ResponseFacts
 from basert_fleet.wire.messages import Body, End, Head, Lease
 
@@ -62,7 +62,7 @@ class LeaseRun:
         """Execute the lease and send its End."""
         lease, slot = self._lease, self._slot
         try:
-            prepared = prepare(lease.path, lease.body, lease.request_id, lease.content_type)
+            prepared = await slot.prepare(lease.path, lease.body, lease.request_id, lease.content_type)
         except InvalidRequest as invalid:
             return self._not_sent(Outcome.REJECTED, str(invalid))
         settled = slot.line.last_probe
@@ -75,7 +75,7 @@ class LeaseRun:
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.FOREIGN_TRAFFIC))
         response = Response(lease, prepared, self._send)
         self._generation = slot.begin(
-            lease.path,
+            prepared.path,
             prepared.content_type,
             prepared.body,
             timeout_seconds=lease.timeout_seconds,

@@ -7,7 +7,9 @@ as a lease does.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from basert_fleet.agent.generation import Ended, Execution
 from basert_fleet.agent.slot import Slot
@@ -18,9 +20,12 @@ from basert_fleet.core.lifecycle import Event
 from basert_fleet.core.settle import SlotsPage
 from basert_fleet.core.verdict import Reason, VerdictKind
 from basert_fleet.engine.canary import calibration_requests, canary_failure, canary_request, scrub_request
+from basert_fleet.engine.request import InvalidRequest
 from basert_fleet.engine.response import ResponseFacts
 
 OK = 200
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,28 @@ class Proof:
 
         The canary comes first and plain chats follow, so that the first user does not continue the canary's prefix.
         """
+        return await self._rendered(self._warm_up(), on_failure=Event.WARM_UP_FAILED)
+
+    async def test(self) -> Finding:
+        """Scrub the slot, then run a canary on it: PROVEN only if it passes and leaves no drift."""
+        return await self._rendered(self._test(), on_failure=Event.CONTAMINATED)
+
+    async def scrub(self) -> Finding | None:
+        """Run a cheap plain chat, so that what comes next shares no prefix with what was before.
+
+        That is the report's second control. None if the process lived through it.
+        """
+        return await self._rendered(self._scrub(), on_failure=Event.CONTAMINATED)
+
+    async def _rendered(self, work: Awaitable[T], *, on_failure: Event) -> T | Finding:
+        """Return what the work finds; a chat template that refuses the fleet's own requests proves nothing."""
+        try:
+            return await work
+        except InvalidRequest as refused:
+            why = f"the fleet's own request cannot be rendered: {refused}"
+            return self._finding(on_failure, why, Reason.CANARY_FAILED)
+
+    async def _warm_up(self) -> Finding:
         if self._runs_canaries:
             failed = await self._canary(on_failure=Event.WARM_UP_FAILED)
             if failed is not None:
@@ -64,19 +91,14 @@ class Proof:
         self._slot.baseline, self._slot.calibration_note = fitted, ""
         return self._finding(Event.WARM)
 
-    async def test(self) -> Finding:
-        """Scrub the slot, then run a canary on it: PROVEN only if it passes and leaves no drift."""
-        died = await self.scrub()
+    async def _test(self) -> Finding:
+        died = await self._scrub()
         if died is not None or not self._runs_canaries:
             return died or self._finding(Event.PROVEN)
         failed = await self._canary(on_failure=Event.CONTAMINATED)
         return failed or self._drifted() or self._finding(Event.PROVEN)
 
-    async def scrub(self) -> Finding | None:
-        """Run a cheap plain chat, so that what comes next shares no prefix with what was before.
-
-        That is the report's second control. None if the process lived through it.
-        """
+    async def _scrub(self) -> Finding | None:
         execution, _ = await self._slot.ask(scrub_request(secrets.token_hex(8), self._model), self._worker)
         return None if execution.idle_proven else self._died(execution, "scrub")
 

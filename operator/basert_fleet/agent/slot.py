@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from basert_fleet.agent.engines import Engine
 from basert_fleet.agent.generation import Ended, EngineLine, Execution, Generation, Sink
 from basert_fleet.agent.state import SlotRecord
-from basert_fleet.core.api import BasertWorker
+from basert_fleet.core.api import BasertWorker, ChatMode, WorkerSpec
 from basert_fleet.core.calibration import Baseline, Probe
 from basert_fleet.core.doubt import is_fresh
 from basert_fleet.engine.canary import CHAT_PATH
 from basert_fleet.engine.connection import ResponseHead
-from basert_fleet.engine.request import JSON_TYPE, prepare
+from basert_fleet.engine.rendered_chat import RenderedChat
+from basert_fleet.engine.request import JSON_TYPE, Prepared, prepare
 from basert_fleet.engine.response import Reader, ResponseFacts, reader_for
 
 PROBE_GOOD_FOR_SECONDS = 1.0
@@ -38,6 +40,18 @@ class Slot:
     """When its last generation was over."""
     handoff_seconds: float | None = None
     """From the end of the generation before the current one to its start."""
+    rendering: RenderedChat | None = None
+    """What makes completions of its chats; None where the engine takes them as they are."""
+
+    async def prepare(self, path: str, body: bytes, request_id: str, content_type: str = JSON_TYPE) -> Prepared:
+        """Make a request ready for this process: the fleet's own go the way that the users' go.
+
+        Raises:
+            InvalidRequest: it cannot be served as it is.
+        """
+        if self.rendering is None or path != CHAT_PATH:
+            return prepare(path, body, request_id, content_type)
+        return await asyncio.to_thread(self.rendering.prepare, body, request_id)
 
     def begin(
         self, path: str, content_type: str, body: bytes, *, timeout_seconds: float, worker: BasertWorker, sink: Sink
@@ -56,16 +70,23 @@ class Slot:
 
     async def ask(self, body: bytes, worker: BasertWorker) -> tuple[Execution, OwnAnswer]:
         """Run one of the fleet's own chat requests to its end."""
-        return await self._ask(body, worker, OwnAnswer(body))
+        prepared = await self.prepare(CHAT_PATH, body, request_id="")
+        return await self._ask(prepared, worker, OwnAnswer(prepared))
 
     async def ask_and_cancel(self, body: bytes, worker: BasertWorker) -> Execution:
         """Run one of the fleet's own chat requests and cancel it at its first byte."""
-        execution, _ = await self._ask(body, worker, OwnAnswer(body, cancel_at_first_byte=True))
+        prepared = await self.prepare(CHAT_PATH, body, request_id="")
+        execution, _ = await self._ask(prepared, worker, OwnAnswer(prepared, cancel_at_first_byte=True))
         return execution
 
-    async def _ask(self, body: bytes, worker: BasertWorker, answer: OwnAnswer) -> tuple[Execution, OwnAnswer]:
+    async def _ask(self, prepared: Prepared, worker: BasertWorker, answer: OwnAnswer) -> tuple[Execution, OwnAnswer]:
         answer.generation = self.begin(
-            CHAT_PATH, JSON_TYPE, body, timeout_seconds=OWN_REQUEST_SECONDS, worker=worker, sink=answer
+            prepared.path,
+            prepared.content_type,
+            prepared.body,
+            timeout_seconds=OWN_REQUEST_SECONDS,
+            worker=worker,
+            sink=answer,
         )
         execution = await answer.generation.run()
         self.over(execution)
@@ -96,8 +117,8 @@ class Slot:
 class OwnAnswer:
     """Reads the answer to one of the fleet's own requests."""
 
-    def __init__(self, body: bytes, *, cancel_at_first_byte: bool = False) -> None:
-        self._prepared = prepare(CHAT_PATH, body, request_id="")
+    def __init__(self, prepared: Prepared, *, cancel_at_first_byte: bool = False) -> None:
+        self._prepared = prepared
         self._reader: Reader | None = None
         self._cancel_at_first_byte = cancel_at_first_byte
         self.generation: Generation | None = None
@@ -120,3 +141,14 @@ class OwnAnswer:
             return b"", None
         body = b"".join(piece.data for piece in self._reader.finish())
         return body, self._reader.facts()
+
+
+async def rendering_of(spec: WorkerSpec) -> RenderedChat | None:
+    """Return what renders the chats of a worker's next process, read anew; None where the engine does it.
+
+    Raises:
+        TemplateMissing: the pool's chat template cannot be used.
+    """
+    if spec.server.chat is ChatMode.NATIVE:
+        return None
+    return await asyncio.to_thread(RenderedChat.load, spec.server, spec.model)

@@ -18,7 +18,7 @@ from basert_fleet.agent.engines import EngineSource, Launch, StartFailed
 from basert_fleet.agent.lease_run import LeaseRun, Settled
 from basert_fleet.agent.processes import SpawnFailed
 from basert_fleet.agent.proving import Finding, Proof
-from basert_fleet.agent.slot import Slot
+from basert_fleet.agent.slot import Slot, rendering_of
 from basert_fleet.agent.state import SlotRecord
 from basert_fleet.agent.worker_log import last_lines, rotate, size
 from basert_fleet.core.api import BasertWorker, CanaryProfile, IsolationLevel, WorkerState
@@ -28,6 +28,7 @@ from basert_fleet.core.isolation import CanarySchedule, Check, DriftTrust
 from basert_fleet.core.lifecycle import INITIAL, SPEC_CHANGED, Do, Event, StartRecord, State, advance
 from basert_fleet.core.slot_lease import LeaseAnswer, SlotLease
 from basert_fleet.core.verdict import Reason, Verdict
+from basert_fleet.engine.template_files import TemplateMissing
 from basert_fleet.wire.messages import Accepted, Cancel, End, Lease, Offer, Refused, ToGateway, Withdraw, WorkerStatus
 
 DRAIN_SECONDS = 5.0
@@ -280,11 +281,13 @@ class Worker:
         try:
             rotate(self._log)
             self._log_start = size(self._log)
+            rendering = await rendering_of(self._worker.spec)
             slot = await self._engines.launch(Launch(self._worker, self._record, self._log, self._generation))
+            slot.rendering = rendering
             self._slot = slot
             slot.child.exited.add_done_callback(lambda _: self._changed.set())
             await self._while_current(self._engines.listening(slot))
-        except (SpawnFailed, StartFailed, OSError) as error:
+        except (SpawnFailed, StartFailed, TemplateMissing, OSError) as error:
             return self._failed(Event.START_FAILED, str(error))
         self._message = ""
         return Event.LISTENING if self._is_current else Event.UNWANTED

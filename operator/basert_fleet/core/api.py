@@ -212,6 +212,31 @@ class EnvVar(ApiModel):
     value: str = Field(max_length=32_768, description="Its value, as a string: quote numbers and true or false.")
 
 
+class ChatMode(StrEnum):
+    """Who turns the messages of a chat into the prompt that the model reads."""
+
+    NATIVE = "native"
+    RENDERED = "rendered"
+
+
+class ToolDialect(StrEnum):
+    """How the model writes a tool call into its text."""
+
+    AUTO = "auto"
+    QWEN = "qwen"
+    HERMES = "hermes"
+
+
+class ChatTemplateSpec(ApiModel):
+    """Where the chat template of a rendered pool is."""
+
+    file: Name = Field(
+        description="A Jinja chat template on the Mac, read when a process starts; editing it changes nothing before "
+        "the next start. It is trusted as the model is. Without it, the one beside model.path is used: "
+        "chat_template.jinja, else chat_template in tokenizer_config.json.",
+    )
+
+
 class ServerSpec(ApiModel):
     """How each worker's process is started. Every change replaces the workers, update.maxUnavailable at a time."""
 
@@ -246,6 +271,30 @@ class ServerSpec(ApiModel):
         description="Seconds a request may take in total, waiting not counted. Raise it for long prompts: the first "
         "token of a full context may take many minutes. Higher lets one stuck request hold its worker for longer.",
     )
+    chat: ChatMode = Field(
+        default=ChatMode.NATIVE,
+        description="`native` lets basert-serve render chats and read tool calls. `rendered` does both outside of it "
+        "and sends the prompt to /v1/completions, the path that the bug report found safe under a lock. It needs the "
+        "model's chat template and takes no images, response_format or logprobs; see docs/rendered.md.",
+    )
+    chat_template: ChatTemplateSpec | None = Field(
+        default=None, description="Another chat template than the model's own; only with chat: rendered."
+    )
+    tool_dialect: ToolDialect = Field(
+        default=ToolDialect.AUTO,
+        description="How the model writes tool calls; only with chat: rendered. `auto` finds it in the template. "
+        "`qwen` is Qwen3-Coder's and Qwen3.6's XML, `hermes` is JSON between tool_call tags (Hermes, Qwen2.5, Qwen3). "
+        "The wrong one delivers calls as plain text, and fails the canary.",
+    )
+
+    @field_validator("chat_template", "tool_dialect")
+    @classmethod
+    def _only_where_rendered(cls, value: object, info: ValidationInfo) -> object:
+        if info.data.get("chat") is ChatMode.NATIVE and value not in (None, ToolDialect.AUTO):
+            raise PydanticCustomError(
+                "native", "should not be set unless server.chat is rendered: nothing would use it"
+            )
+        return value
 
     @field_validator("command", "args")
     @classmethod
@@ -545,9 +594,12 @@ class BasertWorker(ApiModel):
 def template_hash(spec: PoolSpec | WorkerSpec) -> str:
     """Return a short, stable hash of what only a new process can honour: path, command line, environment, memory.
 
-    Names, isolation and delivery are left out: a running worker takes a change of them as it is.
+    Names, isolation and delivery are left out: a running worker takes a change of them as it is. How chats are rendered
+    is in it, for a process must prove itself in the way in which it is used; a pool that renders none keeps the hash
+    that versions without that setting gave it.
     """
-    server = spec.server.model_dump(mode="json", exclude={"allow_unsafe_flags"})
+    rendering = {"chat", "chat_template", "tool_dialect"} if spec.server.chat is ChatMode.NATIVE else set()
+    server = spec.server.model_dump(mode="json", exclude={"allow_unsafe_flags", *rendering})
     template: dict[str, Any] = {
         "path": spec.model.path,
         "server": server,

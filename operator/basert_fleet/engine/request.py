@@ -17,9 +17,11 @@ import msgspec
 from basert_fleet.core.errors import FleetError
 from basert_fleet.engine import multipart
 from basert_fleet.engine.endpoints import ENDPOINTS, Endpoint
+from basert_fleet.engine.spoken_answer import Speech
 from basert_fleet.engine.toolcalls import NO_TOOLS, ToolSet
 
 JSON_TYPE = "application/json"
+COMPLETION_PATH = "/v1/completions"
 DECISIVE = (
     "model",
     "stream",
@@ -79,6 +81,13 @@ class Prepared:
     """Whether response_format asks for JSON."""
     expected_prompt_tokens: int | None
     """A rough estimate, tools included; None where the body's size tells nothing."""
+    speech: Speech | None = None
+    """How to read the engine's plain text as the answer to a chat; None where the engine is asked for a chat itself."""
+
+    @property
+    def path(self) -> str:
+        """Where the engine gets it: a chat that was rendered here is a completion there."""
+        return self.endpoint.path if self.speech is None else COMPLETION_PATH
 
 
 def peek(body: bytes, content_type: str) -> Peek:
@@ -90,11 +99,11 @@ def peek(body: bytes, content_type: str) -> Peek:
     if multipart.is_form(content_type):
         form = _read_form(body, content_type)
         return Peek(form.get("model"), stream=False)
-    fields = _read_object(body)
+    fields = read_object(body)
     for name in ("tools", "functions"):
-        _typed(fields, name, LIST)
+        typed(fields, name, LIST)
     _wants_json(fields)
-    return Peek(model=_typed(fields, "model", TEXT), stream=bool(_typed(fields, "stream", SWITCH)))
+    return Peek(model=typed(fields, "model", TEXT), stream=bool(typed(fields, "stream", SWITCH)))
 
 
 def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TYPE) -> Prepared:
@@ -118,8 +127,8 @@ def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TY
             structured=False,
             expected_prompt_tokens=None,
         )
-    fields = _read_object(body)
-    stream = endpoint.streams and bool(_typed(fields, "stream", SWITCH))
+    fields = read_object(body)
+    stream = endpoint.streams and bool(typed(fields, "stream", SWITCH))
     asked = False
     if stream:
         body, asked = _with_usage(body, fields)
@@ -138,7 +147,7 @@ def prepare(path: str, body: bytes, request_id: str, content_type: str = JSON_TY
 
 def _with_usage(body: bytes, fields: Mapping[str, msgspec.Raw]) -> tuple[bytes, bool]:
     """Return the body with stream_options.include_usage set, and whether it was set already."""
-    options = _typed(fields, "stream_options", OBJECT)
+    options = typed(fields, "stream_options", OBJECT)
     if options is None and "stream_options" not in fields:
         # The last brace is the object's own; a comma fits before the option, for "stream" is there.
         end = body.rindex(b"}")
@@ -157,7 +166,7 @@ def _expected_tokens(endpoint: Endpoint, body: bytes) -> int | None:
 
 
 def _wants_json(fields: Mapping[str, msgspec.Raw]) -> bool:
-    wanted = _typed(fields, "response_format", OBJECT)
+    wanted = typed(fields, "response_format", OBJECT)
     return wanted is not None and wanted.get("type") != "text"
 
 
@@ -177,8 +186,12 @@ def _key(_type: type, name: str) -> _Key:
 _OBJECT = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_key)
 
 
-def _read_object(body: bytes) -> dict[str, msgspec.Raw]:
-    """Return the members of a JSON object, their values undecoded."""
+def read_object(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the members of a JSON object, their values undecoded.
+
+    Raises:
+        InvalidRequest: it is none, or a key on which we and the engine must agree occurs twice.
+    """
     try:
         if not body.isascii():
             body.decode()  # the decoder below looks into strings only where it must
@@ -196,8 +209,12 @@ def _read_object(body: bytes) -> dict[str, msgspec.Raw]:
     return fields
 
 
-def _typed(fields: Mapping[str, msgspec.Raw], name: str, wanted: msgspec.json.Decoder[Any]) -> Any:
-    """Decode one member, None if it is absent."""
+def typed(fields: Mapping[str, msgspec.Raw], name: str, wanted: msgspec.json.Decoder[Any]) -> Any:
+    """Decode one member, None if it is absent.
+
+    Raises:
+        InvalidRequest: it has another type; names the member.
+    """
     if name not in fields:
         return None
     try:

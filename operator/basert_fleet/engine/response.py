@@ -16,6 +16,7 @@ import msgspec
 from basert_fleet.core.calibration import Ending
 from basert_fleet.core.delivery import Part
 from basert_fleet.core.verdict import Reason
+from basert_fleet.engine.chat_from_completion import ChatFromCompletion
 from basert_fleet.engine.chunks import Choice, ChunkSplitter, Fields, decode_choices, decode_fields, is_filled
 from basert_fleet.engine.connection import ResponseHead
 from basert_fleet.engine.endpoints import Kind
@@ -100,6 +101,7 @@ class StreamReader:
 
     def __init__(self, prepared: Prepared) -> None:
         self._events = SseParser()
+        self._chat = _chat_from(prepared)
         self._splitter = ChunkSplitter(prepared)
         self._notes = _Notes(prepared)
 
@@ -140,6 +142,11 @@ class StreamReader:
                 notes.engine_error = _message_of(event.data)
                 return []
             choices = decode_choices(fields)
+            if self._chat is not None:
+                chat = self._chat.chunk(fields, choices)
+                if chat is None:
+                    return []
+                fields, choices = chat, decode_choices(chat)
             chunks = self._splitter.split(dict(fields), choices)
             notes.take(fields, choices)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -207,10 +214,19 @@ class WholeReader:
         if is_filled(fields.get("error")):
             self._notes.engine_error = _message_of(body)
             return None
+        chat = _chat_from(self._prepared)
+        if chat is not None:
+            fields = chat.whole(fields, decode_choices(fields))
+            body = msgspec.json.encode(fields)
         self._notes.take(fields, decode_choices(fields))
         if not generates or "id" not in fields:
             return body
         return msgspec.json.encode(fields | {"id": self._prepared.request_id})
+
+
+def _chat_from(prepared: Prepared) -> ChatFromCompletion | None:
+    """Return what makes a chat of the engine's text; None where it answers as it was asked."""
+    return None if prepared.speech is None else ChatFromCompletion(prepared.speech, prepared.request_id)
 
 
 def error_body(status: int, body: bytes) -> bytes:
