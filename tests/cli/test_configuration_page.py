@@ -27,5 +27,7 @@ def test_each_kind_of_field_is_told_with_its_bounds_and_default() -> None:
         "| `spec.server.env[].name` | string, at most 256 characters | required |",
         "| `spec.server.allowUnsafeFlags` | `true`, `false` | `false` |",
         "| `metadata.labels` | mapping of strings | none |",
+        "| `spec.attach` | list, at most 256 entries | required |",
+        "| `spec.attach[].restartCommand` | list, at most 64 entries | none |",
     ):
         assert start in page

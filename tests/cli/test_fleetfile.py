@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basert_fleet.cli.fleetfile import FleetFileRefused, read_pools
+from basert_fleet.cli.fleetfile import FleetFileRefused, read_fleet_file, read_pools
 from basert_fleet.core.api import IsolationLevel
 from basert_fleet.core.documents import path_text
 from basert_fleet.core.yaml_source import DEEPEST_NESTING, LARGEST_FILE_BYTES
@@ -43,7 +43,7 @@ def problems(text: str | bytes) -> list[str]:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_the_examples_are_right(path: Path) -> None:
     """Every example that we ship can be used as it is."""
-    assert read_pools(path.read_bytes(), path.name)
+    assert read_fleet_file(path.read_bytes(), path.name).pools
 
 
 def test_a_file_holds_many_pools() -> None:

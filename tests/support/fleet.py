@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -134,9 +134,14 @@ def free_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def fleet(folder: Path, *pools: dict[str, Any], keys: str = "") -> AsyncIterator[Fleet]:
-    """Run a fleet whose workers are READY; afterwards it has ended by itself and left no process behind."""
-    write_pools(folder, *pools)
+async def fleet(
+    folder: Path, *pools: dict[str, Any], keys: str = "", attach: Sequence[dict[str, Any]] = ()
+) -> AsyncIterator[Fleet]:
+    """Run a fleet whose workers are READY; afterwards it has ended by itself and left no process behind.
+
+    `attach` are servers that something else runs; the pools that they serve have no `server`.
+    """
+    write_pools(folder, *pools, attach=attach)
     port, ops_port = free_ports(2)
     arguments = ["up", str(folder / "fleet.yaml"), "--listen", f"127.0.0.1:{port}"]
     arguments += ["--ops-listen", f"127.0.0.1:{ops_port}", "--state-dir", str(folder / "state")]
@@ -164,12 +169,26 @@ async def fleet(folder: Path, *pools: dict[str, Any], keys: str = "") -> AsyncIt
             await process.wait()
 
 
-def write_pools(folder: Path, *pools: dict[str, Any]) -> None:
-    """Write the fleet's file, each emulator keeping the shared journal."""
+def attached_pool(replicas: int) -> dict[str, Any]:
+    """Return the document of a pool whose servers something else runs."""
+    document = pool(replicas=replicas)
+    del document["spec"]["server"]
+    return document
+
+
+def write_pools(folder: Path, *pools: dict[str, Any], attach: Sequence[dict[str, Any]] = ()) -> None:
+    """Write the fleet's file, each emulator that the fleet starts keeping the shared journal."""
     folder.mkdir(parents=True, exist_ok=True)
     documents = []
+    if attach:
+        documents.append(
+            {"apiVersion": "fleet.basert.dev/v1alpha1", "kind": "Standalone", "spec": {"attach": [*attach]}}
+        )
     for document in pools:
-        server = document["spec"]["server"]
+        server = document["spec"].get("server")
+        if server is None:
+            documents.append(document)
+            continue
         args = [*server["args"], "--sim-journal", str(folder / "journal.jsonl")]
         documents.append({**document, "spec": {**document["spec"], "server": {**server, "args": args}}})
     (folder / "fleet.yaml").write_text(yaml.safe_dump_all(documents))

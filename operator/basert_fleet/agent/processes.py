@@ -168,7 +168,7 @@ async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path, slot:
     """
     with _appending(log) as output:
         try:
-            return await _spawn(argv, env={**os.environ, **env, MARK: str(slot)}, output=output)
+            return await _spawn(argv, env={**env, MARK: str(slot)}, output=output)
         except OSError as error:
             raise SpawnFailed(argv[0], error) from error
 
@@ -184,7 +184,7 @@ async def run_command(argv: Sequence[str], *, log: Path, seconds: float) -> int:
         TimeoutError: it did not end in time.
     """
     with _appending(log) as output:
-        child = await _spawn(argv, env=os.environ, output=output)
+        child = await _spawn(argv, env={}, output=output)
     try:
         async with asyncio.timeout(seconds):
             await asyncio.shield(child.exited)
@@ -205,8 +205,14 @@ def _appending(log: Path) -> Iterator[int]:
 
 
 async def _spawn(argv: Sequence[str], *, env: Mapping[str, str], output: int) -> Child:
+    """Start a program with these variables beside our own; uvloop takes no mapping for them but a dict."""
     process = await asyncio.create_subprocess_exec(
-        *argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        *argv,
+        env={**os.environ, **env},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
     )
     return Child(process, _created(process.pid))
 

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from basert_fleet.core.api import BasertPool, format_quantity
+from pydantic import BaseModel
+
+from basert_fleet.core.api import BasertPool, Standalone, format_quantity
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -22,12 +24,21 @@ While the fleet runs, a change of the file takes effect within a few seconds; a 
 
 This page is generated from `core/api.py`, the one place where a setting is defined; a test fails when it is stale.
 """
+OF_ONE_MACHINE = """
+# Standalone
+
+A file for `basert-fleet up` may also hold one document of this kind; [attach.md](attach.md) tells what it is for.
+"""
 
 
 def configuration_page() -> str:
     """Return the whole page."""
-    schema = BasertPool.model_json_schema(by_alias=True)
-    return OPENING + "".join(_section(schema, schema, ""))
+    return OPENING + _sections(BasertPool) + OF_ONE_MACHINE + _sections(Standalone)
+
+
+def _sections(model: type[BaseModel]) -> str:
+    schema = model.model_json_schema(by_alias=True)
+    return "".join(_section(schema, schema, ""))
 
 
 def _section(root: Schema, model: Schema, path: str) -> Iterator[str]:
