@@ -75,3 +75,22 @@ def test_long_stream_of_small_events_is_fine(monkeypatch):
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1_000)
     events, _ = parse(*[b"data: " + b"x" * 900 + b"\n\n"] * 20, *[b": ping\n"] * 500)
     assert len(events) == 20
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        b"data: a\ndata: b\n\n",
+        b"data: a\n\n\n",
+        b"data: a\n\nid: 1\n\n",
+        b"data: a\n\ndata:b\n\n",
+        b"event: x\n\n",
+        b"data: a\n",
+    ],
+)
+def test_usual_bytes_are_read_as_all_others(unusual):
+    """Whole events of one data line are read at once; before and after other ones they mean the same as by lines."""
+    usual = b"data: {}\n\ndata: \xe6\xa1\x9c\n\ndata: \xff\n\n"
+    pieces = [usual, unusual, usual, b"event: error\n", usual, b"da", b"ta: x\n\n", usual]
+    whole = b"".join(pieces)
+    assert parse(*pieces) == parse(*(whole[at : at + 1] for at in range(len(whole))))

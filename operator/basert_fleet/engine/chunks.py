@@ -8,7 +8,6 @@ left out unless the client asked for it, and a chunk that mixes text, calls and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
 import msgspec
@@ -25,14 +24,13 @@ ENVELOPE = frozenset({"id", "object", "created", "model", "system_fingerprint", 
 CALL_KEYS = frozenset({"tool_calls", "function_call"})
 ORDER = (Part.OPENING, Part.TEXT, Part.TOOL_CALL, Part.ENDING)
 EMPTY = frozenset({b"null", b'""', b"[]", b"{}"})
+LONGEST_EMPTY = max(map(len, EMPTY))
 NULL = msgspec.Raw(b"null")
 EMPTY_STRING = msgspec.Raw(b'""')
 
 _FIELDS = msgspec.json.Decoder(Fields)
-_CHOICES = msgspec.json.Decoder(list[Fields] | None)
+_CHOICES = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _MESSAGE = msgspec.json.Decoder(Fields | None)
-_REASON = msgspec.json.Decoder(str | None)
-_INDEX = msgspec.json.Decoder(int)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -45,16 +43,42 @@ def decode_fields(data: bytes | msgspec.Raw) -> Fields:
     return _FIELDS.decode(data)
 
 
-@dataclass(frozen=True, slots=True)
+class _Told(msgspec.Struct):
+    """What is looked at in every choice."""
+
+    index: int = 0
+    delta: Fields | msgspec.UnsetType | None = msgspec.UNSET
+    message: msgspec.Raw = NULL
+    finish_reason: str | None = None
+
+
+_TOLD = msgspec.json.Decoder(_Told)
+
+
 class Choice:
     """One choice of a chunk or of a whole response, decoded as far as anybody looks at it."""
 
-    fields: Fields
-    index: int
-    """The first, if the engine does not say."""
-    message: Fields
-    """Its `delta` or `message`; empty where it has neither."""
-    finish_reason: str | None
+    __slots__ = ("_whole", "finish_reason", "index", "message")
+
+    def __init__(self, whole: msgspec.Raw) -> None:
+        """Read one.
+
+        Raises:
+            msgspec.DecodeError: it is none.
+        """
+        told = _TOLD.decode(whole)
+        self._whole = whole
+        self.index = told.index
+        """The first, if the engine does not say."""
+        delta = _MESSAGE.decode(told.message) if told.delta is msgspec.UNSET else told.delta
+        self.message: Fields = delta or {}
+        """Its `delta` or `message`; empty where it has neither."""
+        self.finish_reason = told.finish_reason or None
+
+    @property
+    def fields(self) -> Fields:
+        """All of its members, decoded only now: of a plain text nobody looks at them."""
+        return _FIELDS.decode(self._whole)
 
     @property
     def is_plain_text(self) -> bool:
@@ -68,20 +92,12 @@ def decode_choices(fields: Fields) -> list[Choice]:
     Raises:
         msgspec.DecodeError: they are not a list of choices.
     """
-    return [
-        Choice(
-            fields=choice,
-            index=_INDEX.decode(choice["index"]) if "index" in choice else 0,
-            message=_MESSAGE.decode(choice.get("delta") or choice.get("message") or NULL) or {},
-            finish_reason=_REASON.decode(choice.get("finish_reason", NULL)) or None,
-        )
-        for choice in _CHOICES.decode(fields.get("choices", NULL)) or ()
-    ]
+    return [Choice(whole) for whole in _CHOICES.decode(fields.get("choices", NULL)) or ()]
 
 
 def is_filled(value: msgspec.Raw | None) -> TypeGuard[msgspec.Raw]:
     """Say whether a field is there and tells anything."""
-    return value is not None and bytes(value) not in EMPTY
+    return value is not None and (len(value) > LONGEST_EMPTY or bytes(value) not in EMPTY)
 
 
 class ChunkSplitter:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 MAX_EVENT_BYTES = 8_388_608
 """Chosen: a response in one event, log probabilities included, fits; an endless line does not eat the memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+USUAL_START, USUAL_END = b"data: ", b"\n\n"
 
 
 class EventTooLong(ValueError):
@@ -24,8 +25,7 @@ def valid_utf8(data: bytes) -> bytes:
     return data if data.isascii() else data.decode("utf-8", "replace").encode()
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(msgspec.Struct, frozen=True):
     """One event that has data; comments, ids and retry times are of no use here and left out."""
 
     kind: bytes
@@ -61,6 +61,9 @@ class SseParser:
             self._after_cr = False
         if not data:
             return []
+        usual = self._usual(data)
+        if usual is not None:
+            return usual
         if b"\n" not in data and b"\r" not in data:
             self._pend(data)
             return []
@@ -73,6 +76,20 @@ class SseParser:
         if rest:
             self._pend(rest)
         return events
+
+    def _usual(self, data: bytes) -> list[SseEvent] | None:
+        """Return the events of bytes that hold whole ones of one data line each, as nearly all do; None of others.
+
+        Line by line, as everything else is read, an event costs three times as much.
+        """
+        in_event = self.unfinished or self._kind
+        if in_event or not data.startswith(USUAL_START) or not data.endswith(USUAL_END) or b"\r" in data:
+            return None
+        values = data[len(USUAL_START) : -len(USUAL_END)].split(USUAL_END + USUAL_START)
+        if data.count(b"\n") != len(values) * len(USUAL_END) or len(data) > MAX_EVENT_BYTES:
+            return None
+        self._at_start = False
+        return [SseEvent(b"", valid_utf8(value)) for value in values]
 
     def _pend(self, data: bytes) -> None:
         self._pending.append(data)
