@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from basert_fleet.agent.family import descendants
 from basert_fleet.core.errors import FleetError
 
 GROUP_FIRST_LOOK_SECONDS, GROUP_LATER_LOOK_SECONDS = 0.01, 1.0
@@ -77,7 +78,7 @@ class Child:
         """Say whether this process, or one that it forked, listens on the port; a stranger there is not ready (C13)."""
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
-            return _listens(process, port) or any(_listens(child, port) for child in process.children(recursive=True))
+            return _listens(process, port) or any(_listens(child, port) for child in descendants(process))
         return False
 
     def suspect_restart(self, sign: str) -> None:
@@ -137,7 +138,7 @@ class Child:
     def _family(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
-            return [process, *process.children(recursive=True)]
+            return [process, *descendants(process)]
         return []
 
     def remember_family(self) -> None:
@@ -222,7 +223,7 @@ def kill_leftover(pid: int, created: float) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if abs(process.create_time() - created) < CREATE_TIME_TOLERANCE_SECONDS:
-            family = process.children(recursive=True)
+            family = descendants(process)
             _signal_group(pid, signal.SIGKILL)
             kill_each(family)
             return True
