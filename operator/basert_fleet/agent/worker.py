@@ -7,7 +7,6 @@ process is sent from here, one after another (promise 1).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -29,6 +28,7 @@ from basert_fleet.core.lifecycle import INITIAL, SPEC_CHANGED, Do, Event, StartR
 from basert_fleet.core.slot_lease import LeaseAnswer, SlotLease
 from basert_fleet.core.verdict import Reason, Verdict
 from basert_fleet.engine.template_files import TemplateMissing
+from basert_fleet.wire.alarm import Alarm
 from basert_fleet.wire.messages import Accepted, Cancel, End, Lease, Offer, Refused, ToGateway, Withdraw, WorkerStatus
 
 DRAIN_SECONDS = 5.0
@@ -82,6 +82,7 @@ class Worker:
         self._canaries: Counter[bool] = Counter()
         self._stopping = False
         self._changed = asyncio.Event()
+        self._alarm = Alarm(self._changed.set)
         self._rest = asyncio.Event()
         self._rest.set()
 
@@ -197,6 +198,7 @@ class Worker:
 
     async def _die(self) -> None:
         """Leave no process, and no lease without an end: a request whose worker's loop was cut short runs elsewhere."""
+        self._alarm.cancel()
         if self._slot is not None:
             self._slot.child.kill_group()
             self._slot.close()
@@ -246,10 +248,9 @@ class Worker:
         return self._slot
 
     async def _next_change(self, until: float | None = None) -> None:
-        """Return once something changed, or at `until`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._changed.wait()
+        """Return once something changed, or at `until`; perhaps earlier, so whoever calls looks what is due."""
+        self._alarm.set_by(until)
+        await self._changed.wait()
         self._changed.clear()
 
     async def _while_current(self, work: Coroutine[None, None, T]) -> T | None:
