@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from basert_fleet.core.calibration import Probe
 from basert_fleet.core.settle import SettlePolicy, Settling, SlotsPage, Step
@@ -89,8 +90,7 @@ class Ended(StrEnum):
     """The process died, cut the response short, broke the protocol or fell silent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """What is known once a generation is over. Unless `idle_proven`, its process group has been killed."""
 
     ended: Ended

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from basert_fleet.agent.generation import Ended, Execution, Generation
 from basert_fleet.agent.proving import policy_of
@@ -30,8 +31,7 @@ CLEAN = Verdict(VerdictKind.CLEAN)
 Send = Callable[[Head | Body | End], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """What a lease leaves behind for its worker."""
 
     verdict: Verdict

@@ -7,7 +7,8 @@ a response that cannot be read has `malformed` or `engine_error` among its facts
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Protocol
 
@@ -31,6 +32,8 @@ MAX_WHOLE_BYTES = 67_108_864
 MAX_QUOTED_CHARACTERS = 1_000
 DONE = b"[DONE]"
 
+_PART_OF = itemgetter(0)
+
 ENDINGS: Mapping[str | None, Ending] = MappingProxyType(
     {
         "stop": Ending.STOP,
@@ -41,16 +44,14 @@ ENDINGS: Mapping[str | None, Ending] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """A part of the response as the client may get it; whole events in a stream."""
 
     part: Part
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFacts:
+class ResponseFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a response told, as far as it was read. Only a whole one tells about tool calls: ask after `saw_done`."""
 
     finish_reason: str | None
@@ -329,11 +330,6 @@ def _message_of(data: bytes) -> str:
 
 def _joined(chunks: Iterable[tuple[Part, bytes]]) -> list[Piece]:
     """Frame chunks as events and join neighbours of one kind."""
-    pieces: list[Piece] = []
-    for part, chunk in chunks:
-        event = b"data: " + chunk + b"\n\n"
-        if pieces and pieces[-1].part is part:
-            pieces[-1] = Piece(part, pieces[-1].data + event)
-        else:
-            pieces.append(Piece(part, event))
-    return pieces
+    return [
+        Piece(part, b"".join([b"data: %b\n\n" % chunk for _, chunk in run])) for part, run in groupby(chunks, _PART_OF)
+    ]
