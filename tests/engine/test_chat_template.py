@@ -48,6 +48,15 @@ def test_clients_variables_reach_the_template():
     assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
+def test_variables_replace_nothing_of_the_templates():
+    """A client that may set variables can take away neither a check nor a token."""
+    checked = "{{ bos_token }}{% macro check() %}{{ eos_token }}{{ raise_exception('no') }}{% endmacro %}{{ check() }}"
+    with pytest.raises(TemplateRefused, match=": no"):
+        ChatTemplate(checked, TOKENS).render({"raise_exception": str, "range": 3})
+    shown = ChatTemplate("{{ bos_token }}{% macro end() %}{{ eos_token }}{% endmacro %}{{ end() }}", TOKENS)
+    assert shown.render({"bos_token": "", "eos_token": ""}) == "<s></s>"
+
+
 @pytest.mark.parametrize(
     ("name", "messages", "said"),
     [

@@ -49,6 +49,7 @@ def test_other_calls_between_the_same_tags_are_no_known_dialect():
     [
         ({"type": "string"}, "5", "5"),
         ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
         ({"type": "string"}, ' a\n"b" ', ' a\n"b" '),
         ({"type": "integer"}, "5", 5),
         ({"type": "integer"}, "five", "five"),

@@ -248,6 +248,17 @@ def test_a_stream_is_a_chats():
     assert facts.tool_problem is None
 
 
+def test_calls_of_one_stream_have_places_and_ids_of_their_own():
+    """Libraries put deltas together by them: two calls with one index would become a broken third."""
+    pieces, facts = streamed("</think>", XML_CALL, "\n", XML_CALL.replace("7", "8"))
+    (calls,) = [delta["tool_calls"] for part, delta, _ in told(pieces) if part is Part.TOOL_CALL]
+    assert [(call["index"], call["id"], json.loads(call["function"]["arguments"])["key"]) for call in calls] == [
+        (0, "call_request_0_0", "7"),
+        (1, "call_request_0_1", "8"),
+    ]
+    assert facts.tool_problem is None
+
+
 def test_a_truncated_call_is_never_released():
     """The answer ends as the engine's own would: by length, without a call; and the judge knows what that may mean."""
     thought_of = f"</think>{XML_CALL}\n{XML_CALL[:-5]}"

@@ -101,6 +101,20 @@ def test_work_is_bounded(monkeypatch):
     assert len(tried) == spoken_answer.MAX_CLOSINGS
 
 
+@pytest.mark.parametrize("speech", [HERMES, QWEN, THINKING, OPENED])
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        *("<tool_call></tool_call>", "<tool_call>", "</tool_call>", "<function=", "<function=f>", "<parameter=p>"),
+        *("</parameter> ", "<parameter=p>x</parameter>", "<think>", "</think>", '"name"', '"name": "', "{", "<", " "),
+    ],
+)
+def test_no_text_takes_long(speech, repeated):
+    """A client can have a model write this. Were the work not linear in its length, this would take minutes."""
+    for begun in ("", "<tool_call>", "<tool_call><function=f>", "<tool_call><function=f><parameter=p>"):
+        read(speech, begun + repeated * (200_000 // len(repeated)) + "</tool_call>")
+
+
 TEXTS = st.lists(
     st.sampled_from(
         [

@@ -85,15 +85,18 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationBlock]
         )
         environment.filters["tojson"] = _tojson
-        environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: now().strftime(form)}
-        environment.globals |= special_tokens
+        self._fixed = environment.globals | {
+            "raise_exception": _raise,
+            "strftime_now": lambda form: now().strftime(form),
+        }
+        self._fixed |= special_tokens
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateInvalid(f"line {error.lineno}: {error.message}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Return the prompt.
+        """Return the prompt. Variables replace neither a special token nor a function of the template's.
 
         Raises:
             TemplateRefused: with the template's own message if it has one, or with the bound that was reached.
@@ -102,7 +105,7 @@ class ChatTemplate:
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate({**variables, _BUDGET: budget}):
+            for piece in self._template.generate({**variables, **self._fixed, _BUDGET: budget}):
                 size += len(piece.encode("utf-8", "surrogatepass"))
                 if size > MAX_PROMPT_BYTES:
                     raise TemplateRefused(f"The prompt is longer than {MAX_PROMPT_BYTES} bytes.")

@@ -24,11 +24,13 @@ _PYTHON_WORDS = {"True": ("boolean", "true"), "False": ("boolean", "false"), "No
 
 _JSON_CALL = re.compile(r"""\{\s*\\?["'](name|arguments)\\?["']\s*:""")
 """How a template shows a JSON call to its model, whose source may hold the quotes escaped."""
-_NAME_IN_JSON = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
+_NAME_IN_JSON = re.compile(r'"name"\s*:\s*"([^"\\]{1,256})"')
+_FUNCTION = re.compile(r"<function=([^>\n]{1,256})>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,256})>\n?")
 _PARAMETER_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
-_FUNCTION_END = re.compile(r"\s*</function>\s*")
+_FUNCTION_END = re.compile(r"\s*</function>")
+"""A client can have a model write anything: none of these looks at one character more than a bounded number of times.
+So what is searched for begins with no white space, and names have a length."""
 
 
 class Dialect(Enum):
@@ -80,20 +82,21 @@ def _read_json(body: str) -> Call | None:
 
 
 def _read_function(body: str, tools: ToolSet) -> Call | None:
+    body = body.strip()
     function = _FUNCTION.match(body)
     if function is None:
         return None
-    name, at = function[1].strip(), function.end()
+    name, rest = function[1].strip(), function.end()
     types = _types_of(tools.schemas.get(name))
     arguments: dict[str, str] = {}
-    while (parameter := _PARAMETER.match(body, at)) is not None:
+    while (parameter := _PARAMETER.match(body, rest)) is not None:
         end = _PARAMETER_END.search(body, parameter.end())
         if end is None:
             return None
         key = parameter[1].strip()
         arguments[key] = _as_json(body[parameter.end() : end.start()], types.get(key, frozenset()))
-        at = end.end()
-    if _FUNCTION_END.fullmatch(body, at) is None:
+        rest = end.end()
+    if _FUNCTION_END.fullmatch(body, rest) is None:
         return None
     members = (f"{_quoted(key)}:{value}" for key, value in arguments.items())
     return Call(name, "{" + ",".join(members) + "}")
