@@ -151,13 +151,16 @@ class WaitingRequests:
         return frozenset(self._lines[priority])
 
     def heads(self, can_run: Callable[[Demand], bool]) -> dict[Priority, list[Place]]:
-        """Return, for each class that has any, each tenant's first request that some slot can run now."""
+        """Return, for each class that has any, each tenant's first request that some slot can run now.
+
+        One that needs a fresh process is its tenant's first, wherever it stands.
+        """
         heads: dict[Priority, list[Place]] = {}
         for priority, tenants in self._lines.items():
             for lines in tenants.values():
                 firsts = [self._first(line) for demand, line in lines.items() if can_run(demand)]
                 if firsts:
-                    heads.setdefault(priority, []).append(min(firsts, key=lambda place: place.number))
+                    heads.setdefault(priority, []).append(min(firsts, key=_before))
         return heads
 
     def counts(self) -> Mapping[tuple[Priority, str], int]:
@@ -175,3 +178,7 @@ class WaitingRequests:
 
     def _first(self, line: KeyedHeap) -> Place:
         return self._places[line.first()]
+
+
+def _before(place: Place) -> tuple[bool, int]:
+    return not place.demand.fresh, place.number
