@@ -126,6 +126,9 @@ class Collected:
     def data(self, data: bytes) -> None:
         self.pieces.append(data)
 
+    def end(self) -> None:
+        """What it means is not looked at."""
+
 
 def generation(engine: ScriptedEngine, sink: Collected, timeout_seconds: float = 600.0) -> Generation:
     """Return a generation on this engine."""

@@ -17,7 +17,9 @@ from basert_fleet.core.dispatch import (
     Effect,
     LeaseLost,
     Limits,
+    OfferKind,
     Priority,
+    RecallLease,
     Refusal,
     Refuse,
     Request,
@@ -498,3 +500,183 @@ def test_a_keyed_heap_holds_few_dead_entries() -> None:
     assert len(heap._heap) <= 2 * len(heap) + SLACK
     assert list(heap.take_until(1e6)) == ["first", "moving"]
     assert heap.first_rank() == math.inf
+
+
+def with_a_slot_ahead(*waiting: str) -> Dispatch:
+    """Return a dispatch whose one slot runs "a", is offered ahead as the second offer, and has these behind it."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    for name in ("a", *waiting):
+        dispatch.enqueue(make_request(name), 0.0)
+    dispatch.accepted("w", epoch(1), 0.1)
+    return dispatch
+
+
+def test_an_offer_ahead_lets_the_next_lease_travel() -> None:
+    """It is leased while the slot's last lease is still there, and becomes the slot's lease by that one's end."""
+    dispatch = with_a_slot_ahead("b", "c")
+    assert dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD) == (Assign("b", "w", epoch(2)),)
+    both = dispatch.snapshot(5.0)
+    assert (both.in_flight, both.ahead, both.queued_requests, both.demand) == (1, 1, 1, 3)
+    assert dispatch.slot_ended("w", epoch(1), 5.1) == ()
+    dispatch.accepted("w", epoch(2), 5.1)
+    after = dispatch.snapshot(5.1)
+    assert (after.in_flight, after.ahead, after.deciding) == (1, 0, 1)
+    assert dispatch.next_wake() == dispatch._waiting.next_expiry()
+
+
+def test_an_offer_ahead_that_nobody_took_is_an_idle_slot_in_the_end() -> None:
+    """Nothing has to be offered again; until then the slot does not count as idle."""
+    dispatch = with_a_slot_ahead()
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    assert dispatch.snapshot(5.0).idle == 0
+    dispatch.slot_ended("w", epoch(1), 5.1)
+    assert dispatch.snapshot(5.1).idle == 1
+    assert assigned(dispatch.enqueue(make_request("b"), 6.0)) == [("b", "w")]
+
+
+def test_a_request_prefers_an_idle_slot_to_one_ahead() -> None:
+    """What is proven clean needs no luck."""
+    dispatch = with_a_slot_ahead()
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    dispatch.offer("idle", epoch(1), 5.0)
+    got = [assigned(dispatch.enqueue(make_request(name), 5.0)) for name in "bc"]
+    assert got == [[("b", "idle")], [("c", "w")]]
+
+
+def test_an_offer_ahead_counts_as_room() -> None:
+    """A request that it can take at once is not refused for a full queue."""
+    dispatch = Dispatch(Limits(max_requests=0, max_bytes=0, max_wait_seconds=1.0))
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.accepted("w", epoch(1), 0.1)
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    assert dispatch.enqueue(make_request("b"), 5.0) == (Assign("b", "w", epoch(2)),)
+
+
+def test_a_withdrawn_offer_ahead_leaves_its_slot_out_of_use() -> None:
+    """The slot was found unclean."""
+    dispatch = with_a_slot_ahead()
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    dispatch.withdraw("w", epoch(2), 5.1)
+    dispatch.slot_ended("w", epoch(1), 5.2)
+    assert dispatch.snapshot(5.2).idle == 0
+    assert dispatch.enqueue(make_request("b"), 5.3) == ()
+
+
+def test_a_refused_lease_ahead_goes_back_to_its_place() -> None:
+    """It was no attempt, and those behind it do not overtake it."""
+    dispatch = with_a_slot_ahead("b", "c")
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    dispatch.slot_ended("w", epoch(1), 5.1)
+    dispatch.refused("w", epoch(2), 5.2)
+    assert assigned(dispatch.offer("w", epoch(3), 6.0)) == [("b", "w")]
+
+
+def test_a_lease_ahead_is_recalled_once_for_an_idle_slot() -> None:
+    """Another slot is proven clean: its request need not wait for the verdict on this one."""
+    dispatch = with_a_slot_ahead("b")
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    assert dispatch.offer("idle", epoch(1), 5.1) == (RecallLease("w", epoch(2)),)
+    assert dispatch.tick(5.2) == ()
+    assert dispatch.refused("w", epoch(2), 5.3) == (Assign("b", "idle", epoch(1)),)
+
+
+def test_an_idle_slot_recalls_only_what_it_can_run() -> None:
+    """One recall for each idle slot, and none of a request that nobody wants or that this slot may not run."""
+    dispatch = make_dispatch()
+    for worker in "wxy":
+        dispatch.offer(worker, epoch(1), 0.0)
+        dispatch.enqueue(make_request(f"current of {worker}"), 0.0)
+        dispatch.accepted(worker, epoch(1), 0.1)
+    for worker in "wxy":
+        dispatch.offer(worker, epoch(2), 5.0, kind=OfferKind.AHEAD)
+    ahead = [assigned(dispatch.enqueue(make_request(name), 5.0))[0] for name in "def"]
+    dispatch.finished("d", 5.0)
+    (recall,) = dispatch.offer("idle", epoch(1), 5.1)
+    assert recall == RecallLease(dict(ahead)["e"], epoch(2))
+
+
+def test_a_lease_ahead_that_is_not_accepted_in_time_runs_elsewhere() -> None:
+    """A slot whose verification drags on does not keep the next request; its current lease stays."""
+    dispatch = with_a_slot_ahead("b")
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    late = 5.0 + ACCEPT_SECONDS
+    assert dispatch.tick(late) == (CancelLease("w", epoch(2)), Retake("b", "w", epoch(2)))
+    assert (dispatch.snapshot(late).in_flight, dispatch.snapshot(late).queued_requests) == (1, 1)
+
+
+def test_a_lost_agent_loses_both_leases() -> None:
+    """The one that ran and the one behind it, in that order."""
+    dispatch = with_a_slot_ahead("b")
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    assert dispatch.agent_lost(["w"], 6.0) == (LeaseLost("a", "w", epoch(1)), LeaseLost("b", "w", epoch(2)))
+
+
+def test_a_second_offer_ahead_is_stale_while_the_first_one_is_leased() -> None:
+    """A slot has one lease ahead at most, whatever its agent says."""
+    dispatch = with_a_slot_ahead("b")
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    stale = dispatch.snapshot(5.0).stale
+    assert dispatch.offer("w", epoch(3), 5.0, kind=OfferKind.AHEAD) == ()
+    assert dispatch.snapshot(5.0).stale == stale + 1
+
+
+def test_an_offer_ahead_out_of_reach_rests() -> None:
+    """It comes back as what it then is: still ahead, for nothing could be heard meanwhile."""
+    dispatch = with_a_slot_ahead()
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    dispatch.agent_suspended(["w"], 5.1)
+    assert dispatch.enqueue(make_request("b"), 5.2) == ()
+    assert dispatch.agent_resumed(["w"], 5.3) == (Assign("b", "w", epoch(2)),)
+    assert dispatch.snapshot(5.3).ahead == 1
+
+
+def test_an_offer_ahead_of_a_lease_that_was_taken_back_is_one_like_any_other() -> None:
+    """The gateway knows of no lease it could stand behind; the agent accepts nothing before its slot is clean."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    dispatch.enqueue(make_request("a"), 0.0)
+    dispatch.tick(ACCEPT_SECONDS)
+    assert assigned(dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)) == [("a", "w")]
+    assert dispatch.snapshot(5.0).in_flight == 1
+
+
+def test_a_recall_that_came_too_late_keeps_no_other_from_being_recalled() -> None:
+    """The lease was accepted meanwhile and ran; the idle slot is there for the next one that stands behind another."""
+    dispatch = with_a_slot_ahead("b")
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    dispatch.offer("idle", epoch(1), 5.1)
+    dispatch.slot_ended("w", epoch(1), 5.2)
+    dispatch.accepted("w", epoch(2), 5.2)
+    dispatch.withdraw("idle", epoch(1), 5.3)
+    dispatch.offer("w", epoch(3), 6.0, kind=OfferKind.AHEAD)
+    dispatch.enqueue(make_request("c"), 6.0)
+    assert dispatch.offer("idle", epoch(2), 6.1) == (RecallLease("w", epoch(3)),)
+
+
+def test_a_request_that_needs_a_fresh_process_overtakes_its_own_tenants_others() -> None:
+    """It has failed on others already, and a fresh process does not stay fresh; also among requests of one tenant."""
+    dispatch = make_dispatch()
+    dispatch.offer("w", epoch(1), 0.0)
+    for name in ("first", "second"):
+        dispatch.enqueue(make_request(name), 0.0)
+    run_to_end(dispatch, "first", "w", epoch(1), start=0.0, end=1.0)
+    dispatch.offer("w", epoch(2), 1.0, served=1)
+    run_to_end(dispatch, "second", "w", epoch(2), start=1.0, end=2.0)
+    dispatch.retry("second", frozenset({("w", epoch(2).process)}), 2.0, fresh=True)
+    dispatch.retry("first", frozenset(), 2.0)
+    assert assigned(dispatch.offer("w", epoch(3, generation=2), 3.0, served=0)) == [("second", "w")]
+
+
+def test_two_blamed_leases_in_a_row_leave_one_account() -> None:
+    """What a worker owes for one lease ends with its next, so that nothing is charged for ever."""
+    dispatch = with_a_slot_ahead("b")
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    dispatch.slot_ended("w", epoch(1), 5.1, blamed=True)
+    dispatch.accepted("w", epoch(2), 5.1)
+    dispatch.slot_ended("w", epoch(2), 6.0, blamed=True)
+    for name in "ab":
+        dispatch.finished(name, 6.0)
+    dispatch.offer("w", epoch(3), 7.0)
+    assert not any(len(ledger._present) for ledger in dispatch._ledgers.values())

@@ -24,7 +24,19 @@ from basert_fleet.core.settle import SettlePolicy, Settling, Step
 from basert_fleet.core.slot_lease import LeaseAnswer, SlotLease
 from basert_fleet.core.verdict import Reason
 from basert_fleet.engine.response import ResponseFacts
-from basert_fleet.wire.messages import Accepted, Body, Cancel, End, Head, Lease, Offer, Refused, ToGateway, Withdraw
+from basert_fleet.wire.messages import (
+    Accepted,
+    Body,
+    Cancel,
+    End,
+    Head,
+    Lease,
+    Offer,
+    Recall,
+    Refused,
+    ToGateway,
+    Withdraw,
+)
 from model.answers import PieceKind, Truth, piece
 from model.engine import Engine, Phase
 from model.machine import Broken, Event, Fault, Machine, Move, Output, pickled
@@ -115,6 +127,7 @@ class WorkerSide:
         self._served = 0
         self._engine = Engine()
         self._run: Run | None = None
+        self._ahead: Lease | None = None
         self._last_probe: Probe | None = None
         self._sent: list[ToGateway] = []
         self._advance(Lifecycle.WANTED)
@@ -128,7 +141,7 @@ class WorkerSide:
             case ("lost",):
                 self._abandon()
             case ("introduce",):
-                self._offers.withdraw()  # it is offered anew on the new link
+                self._offers.withdraw()  # it is offered anew on the new link, or ahead once more at the lease's end
             case ("restart", str(incarnation)):
                 self.__init__(self.name, incarnation)  # type: ignore[misc] - nothing of it survives
             case (str(name),):
@@ -153,9 +166,10 @@ class WorkerSide:
     def key(self) -> Hashable:
         """Return its state."""
         offers = self._offers
-        epochs = offers.incarnation, offers._counter, offers.offered, offers.leased, offers._answered
+        epochs = offers.incarnation, offers._counter, offers.offered, offers.leased, offers.ahead, offers._answered
+        ahead = self._ahead and (self._ahead.request_id, self._ahead.agreed)
         run = self._run.key() if self._run is not None else None
-        return epochs, self._state, self._generation, self._served, self._engine.key(), self._last_probe, run
+        return epochs, ahead, self._state, self._generation, self._served, self._engine.key(), self._last_probe, run
 
     def view(self) -> Hashable:
         """Return the epoch that it offers, if any."""
@@ -169,18 +183,33 @@ class WorkerSide:
                 self._lease(message)
             case Cancel() if self._offers.holds(message.epoch) and self._run is not None:
                 self._cancel(self._run, Ended.CANCELLED)
+            case Cancel() | Recall() if message.epoch == self._offers.ahead:
+                self._refuse_ahead()
 
     def _lease(self, lease: Lease) -> None:
         match self._offers.lease(lease.epoch):
             case LeaseAnswer.ACCEPT:
-                if self._run is not None:
-                    raise Broken(1, f"{lease.request_id} was accepted while {self._run.lease.request_id} runs")
-                self._run = Run(lease)
-                self._sent.append(Accepted(lease.worker, lease.epoch))
+                self._accept(lease)
+            case LeaseAnswer.HOLD:
+                self._ahead = lease
             case LeaseAnswer.REFUSE:
                 self._sent.append(Refused(lease.worker, lease.epoch))
 
+    def _accept(self, lease: Lease) -> None:
+        if self._run is not None:
+            raise Broken(1, f"{lease.request_id} was accepted while {self._run.lease.request_id} runs")
+        if self._engine.drifted:
+            raise Broken(2, f"{lease.request_id} was accepted on a slot that was found to mix requests up")
+        self._run = Run(lease)
+        self._sent.append(Accepted(lease.worker, lease.epoch))
+
+    def _refuse_ahead(self) -> None:
+        epoch, self._ahead = self._offers.drop_ahead(), None
+        if epoch is not None:
+            self._sent.append(Refused(self.name, epoch))
+
     def _abandon(self) -> None:
+        self._refuse_ahead()
         if self._run is not None:
             self._cancel(self._run, Ended.CANCELLED)
         self._offers.withdraw()
@@ -228,6 +257,12 @@ class WorkerSide:
         epoch = self._offers.withdraw()
         if epoch is not None:
             self._sent.append(Withdraw(self.name, epoch))
+        self._refuse_ahead()
+
+    def _offer_ahead(self) -> None:
+        if self._state is State.READY and self._offers.offered is None and self._offers.ahead is None:
+            epoch = self._offers.offer_ahead(self._generation)
+            self._sent.append(Offer(self.name, "pool", epoch, self._served + 1, ahead=True))
 
     def _test(self) -> None:
         self._advance(Lifecycle.CHECK_DUE)
@@ -332,7 +367,7 @@ class WorkerSide:
         if run.cancelled:
             self._sent.append(End(self.name, run.lease.epoch, Outcome.CANCELLED, lease_run.CLEAN))
             self._offers.end()
-            self._run = None
+            self._run = None  # nothing was offered ahead: no response came to its end
             return
         run.settling = Settling(SettlePolicy(SETTLE_SECONDS), self._last_probe)
         run.settled_before = self._last_probe
@@ -362,6 +397,8 @@ class WorkerSide:
             run.truth = truth
             run.admit(Part.ENDING if run.streams else Part.WHOLE, self._piece(run, PieceKind.REST))
             self._end(run, Ended.COMPLETE)
+            if truth is not Truth.ODD:
+                self._offer_ahead()
         run.over, run.over_at = True, run.now
         run.step = run.proof.end_mark(run.now)
 
@@ -421,18 +458,21 @@ class WorkerSide:
             settled=run.settled_before,
             before=None,
             expected_prompt_tokens=None,
-            died=self._engine.dead,
+            restarted=self._engine.dead,
         )
         verdict = isolation.judge(evidence, BASELINE, POLICY)
-        glue = LeaseRun(run.lease, None, WORKER, self._sent.append)  # type: ignore[arg-type] - it looks at no slot
+        glue = LeaseRun(run.lease, None, WORKER, self._sent.append, None)  # type: ignore[arg-type] - looks at neither
         outcome, error = glue._conclude(execution, run, facts, verdict)  # type: ignore[arg-type] - a run is its response
         self._pass(run)
-        self._sent.append(End(self.name, run.lease.epoch, outcome, verdict, error=error))
         owed = isolation.next_check(verdict, POLICY, agreed=run.lease.agreed)
+        check = lease_run._check(execution, facts, verdict, owed)
+        if check is not Check.NONE or not execution.idle_proven:
+            self._withdraw()
+        self._sent.append(End(self.name, run.lease.epoch, outcome, verdict, error=error))
         self._served += 1
         self._run = None
         self._offers.end()
-        self._after(execution, lease_run._check(execution, facts, verdict, owed))
+        self._after(execution, check)
 
     def _execution(self, run: Run) -> Execution:
         proven = run.step is Step.IDLE
@@ -457,6 +497,11 @@ class WorkerSide:
             self._replace(Lifecycle.CONTAMINATED)
         elif check is Check.CANARY:
             self._test()
+        elif self._ahead is not None and not self._engine.dead:
+            lease, self._ahead = self._ahead, None
+            if self._offers.take_ahead() != lease.epoch:
+                raise Broken(1, f"{lease.request_id} was held back for another epoch than its own")
+            self._accept(lease)
 
 
 def _facts(run: Run) -> ResponseFacts | None:

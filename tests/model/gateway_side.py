@@ -79,10 +79,6 @@ class Handle:
     callback: Callable[..., None]
     args: tuple[Any, ...]
 
-    def when(self) -> float:
-        """Return when it is due."""
-        return self.at
-
     def cancel(self) -> None:
         """Stay silent: the model never fires what is not wanted any more."""
 
@@ -166,7 +162,7 @@ class GatewaySide:
         """Return its state, times as seconds from now and orders as orders."""
         running = tuple(
             (worker, lease.exchange.ask.request_id, lease.epoch, lease.accepted, lease.session is self._session)
-            for worker, lease in sorted(self._traffic._running.items())
+            for (worker, _), lease in sorted(self._traffic._running.items(), key=lambda item: str(item[0]))
         )
         crashes = tuple((body, known.workers) for body, known in self._traffic._crashes._crashes.items())
         exchanges = tuple(_exchange_key(exchange) for _, exchange in sorted(self._open.items()))
@@ -227,7 +223,7 @@ class GatewaySide:
         self._clock, self._wire = Clock(), Wire()
         self._session: Session | None = None
         self._traffic = asyncio.run(_traffic())
-        self._traffic._loop = self._clock
+        self._traffic._loop = self._traffic._alarm._loop = self._clock
         self._traffic.apply([POOL])
 
     def _take(self, event: Event) -> None:
@@ -324,10 +320,11 @@ def _dispatch_key(dispatch: Dispatch, now: float) -> Hashable:
     slots = dispatch._slots
     places = [*dispatch._waiting._places.values(), *dispatch._deciding.values()]
     leases = tuple(
-        (worker, lease.place.request.id, lease.place.number, lease.place.demand, lease.epoch, lease.wanted)
-        for worker, lease in sorted(slots._leases.items())
+        (worker, lease.place.request.id, lease.place.number, lease.place.demand, lease.epoch, lease.wanted, is_ahead)
+        for leases, is_ahead in ((slots._leases, False), (slots._leased_ahead, True))
+        for worker, lease in sorted(leases.items())
     )
-    numbers = {place.number for place in places} | {lease.place.number for lease in slots._leases.values()}
+    numbers = {place.number for place in places} | {number for _, _, number, *_ in leases}
     order = {number: rank for rank, number in enumerate(sorted(numbers))}
     return (
         tuple(sorted((order[p.number], p.request.id, p.demand.fresh, p.demand.exclude) for p in places)),
@@ -336,7 +333,13 @@ def _dispatch_key(dispatch: Dispatch, now: float) -> Hashable:
         tuple(sorted((worker, due - now) for worker, due in slots._accept_by._ranks.items())),
         tuple(sorted((worker, str(epoch)) for worker, epoch in slots._heard.items())),
         tuple((idle.served, idle.worker, idle.epoch) for idle in slots._order),
+        tuple((idle.served, idle.worker, idle.epoch) for idle in slots._offered_ahead.values()),
+        frozenset(slots._recalled),
         tuple(sorted((idle.worker, idle.served, idle.epoch.counter) for idle in slots._parked.values())),
         tuple(sorted((worker, lease.place.request.id) for worker, lease in dispatch._aftermaths.items())),
-        tuple(tuple(account.running) for ledger in dispatch._ledgers.values() for account in ledger._present.values()),
+        tuple(
+            (tuple(account._running), tuple(account._aftermaths))
+            for ledger in dispatch._ledgers.values()
+            for account in ledger._present.values()
+        ),
     )

@@ -19,13 +19,6 @@ SCOPES = (
     ),
     scope("two slots, any fault but the link's", WHOLE, STREAM, workers=2, at_most=1, faults=OTHER_FAULTS),
     scope("two slots, one request, a link that breaks", WHOLE, workers=2, at_most=1, faults=LINK_FAULTS),
-    scope(
-        "two slots, three requests",
-        *(WHOLE, STREAM, WHOLE),
-        workers=2,
-        at_most=1,
-        faults=(Fault.LEAVE, Fault.CRASH),
-    ),
 )
 LEAST_STATES = 1_000_000
 

@@ -15,7 +15,7 @@ from basert_fleet.core.dispatch import Dispatch
 from basert_fleet.core.isolation import Check
 from basert_fleet.core.settle import Settling, Step
 from basert_fleet.core.slot_lease import LeaseAnswer, SlotLease
-from basert_fleet.core.slots import Lease
+from basert_fleet.core.slots import Lease, Slots
 from basert_fleet.core.verdict import VerdictKind
 from basert_fleet.wire.channel import Channel
 from model.explorer import explore
@@ -122,6 +122,33 @@ def link_is_made_without_new_offers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlotLease, "withdraw", lambda self: None)
 
 
+def lease_ahead_is_accepted_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The agent takes a lease ahead as if the one before it had ended."""
+    right = SlotLease.lease
+
+    def wrong(self: SlotLease, epoch: object) -> LeaseAnswer:
+        answer = right(self, epoch)
+        return LeaseAnswer.ACCEPT if answer is LeaseAnswer.HOLD else answer
+
+    patch.setattr(SlotLease, "lease", wrong)
+
+
+def offer_ahead_survives_the_verdict(patch: pytest.MonkeyPatch) -> None:
+    """The agent finds that a contaminated lease obliges its worker to nothing, and takes the next one."""
+    patch.setattr(lease_run, "_check", lambda *args: Check.NONE)
+
+
+def lease_ahead_is_lost_with_its_worker(patch: pytest.MonkeyPatch) -> None:
+    """The gateway forgets the lease that stands behind the one that it loses."""
+    right = Slots.end
+
+    def wrong(self: Slots, lease: Lease) -> None:
+        self._leased_ahead.pop(lease.worker, None)
+        right(self, lease)
+
+    patch.setattr(Slots, "end", wrong)
+
+
 @dataclass(frozen=True, slots=True)
 class Plant:
     """One fault, what must happen for it to show, and how that looks."""
@@ -144,6 +171,9 @@ PLANTS = (
     Plant(attempts_are_joined, (Fault.BREAK,), "promise 3 .* two attempts", workers=2),
     Plant(lost_agent_keeps_its_leases, (Fault.AGENT_RESTART,), "promise 4 |production code failed"),
     Plant(link_is_made_without_new_offers, (Fault.GATEWAY_RESTART,), "promise 4 .* nothing leads"),
+    Plant(lease_ahead_is_accepted_at_once, (Fault.LEAVE,), "promise 1 "),
+    Plant(offer_ahead_survives_the_verdict, (Fault.WRONG,), "promise 2 .* mix requests up"),
+    Plant(lease_ahead_is_lost_with_its_worker, (Fault.LEAVE,), "promise 4 |production code failed"),
 )
 
 

@@ -73,6 +73,9 @@ class Desk:
         self.received: list[ToGateway] = []
         self.statuses: dict[str, WorkerStatus] = {}
         self.offers: dict[str, Epoch] = {}
+        """By worker: those of idle slots."""
+        self.offers_ahead: dict[str, Epoch] = {}
+        """Those of slots whose last lease has not ended."""
         self._news = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._link: memory.MemoryLink[ToAgent] | None = None
@@ -83,10 +86,15 @@ class Desk:
         match message:
             case WorkerStatus():
                 self.statuses[message.worker] = message
-            case Offer():
+            case Offer(ahead=False):
                 self.offers[message.worker] = message.epoch
+            case Offer():
+                self.offers_ahead[message.worker] = message.epoch
+            case End() if message.worker in self.offers_ahead:
+                self.offers[message.worker] = self.offers_ahead.pop(message.worker)
             case Withdraw():
                 self.offers.pop(message.worker, None)
+                self.offers_ahead.pop(message.worker, None)
         self._wake()
 
     def link_lost(self) -> None:
@@ -111,6 +119,7 @@ class Desk:
         assert self._link is not None
         self._link.close()
         self.offers.clear()
+        self.offers_ahead.clear()
 
     def send(self, message: ToAgent) -> None:
         assert self._link is not None

@@ -26,6 +26,7 @@ from basert_fleet.wire.messages import (
     Hello,
     Lease,
     Offer,
+    Recall,
     Refused,
     Rejected,
     ToAgent,
@@ -43,6 +44,7 @@ TO_AGENT = [
         frozenset({Reason.USAGE_MISSING, Reason.TOOL_CALL_MISSING}),
     ),
     Cancel("w-0", E1),
+    Recall("w-0", E2),
     Rejected("mac-1 is here already"),
 ]  # fmt: skip
 TO_GATEWAY = [
@@ -50,6 +52,7 @@ TO_GATEWAY = [
     Hello("mac-1", "ab12", "0.2.0", None, (b'{"kind": "BasertWorker"}', b"{}")),
     WorkerStatus("w-0", "w", "Ready", 3, "hash", calibrated=False, pid=9, recycles={"budget": 2}),
     Offer("w-0", "w", E1, served=5),
+    Offer("w-0", "w", E2, served=6, ahead=True),
     Withdraw("w-0", E1),
     Accepted("w-0", E1),
     Refused("w-0", E1),

@@ -30,6 +30,7 @@ from basert_fleet.wire.messages import (
     Desired,
     Hello,
     Lease,
+    Recall,
     Refused,
     Rejected,
     ToAgent,
@@ -116,6 +117,10 @@ class Agent:
                 worker = self._workers.get(message.worker)
                 if worker is not None:
                     worker.cancel(message)
+            case Recall():
+                worker = self._workers.get(message.worker)
+                if worker is not None:
+                    worker.recall(message)
             case Desired():
                 self._apply(message)
             case Rejected():

@@ -75,6 +75,9 @@ class Sink(Protocol):
     def data(self, data: bytes) -> None:
         """Take a piece of the body."""
 
+    def end(self) -> None:
+        """Take note that the body is whole; whether the slot is idle and clean is not known yet."""
+
 
 class Ended(StrEnum):
     """How a generation ended, whatever became of its slot."""
@@ -298,10 +301,14 @@ class Generation:
                 if self._ended is None:
                     self._sink.data(data)
             case EndOfResponse(proven=True):
+                is_wanted = self._ended is None
                 self._end(Ended.COMPLETE, "")
                 self._over_at = now
                 self._step = self._settling.end_mark(now)
                 self._hurry(now)
+                self._ask_when_due(now)  # on its way while the sink makes sense of the whole
+                if is_wanted:
+                    self._sink.end()
             case EndOfResponse():
                 self._lost("the engine closed the connection without marking the end of its response")
 

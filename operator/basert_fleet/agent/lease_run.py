@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -44,11 +45,23 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     """A reading of an ending that was not calibrated: to be learnt if the next canary passes."""
 
 
+class AheadOffers(Protocol):
+    """What is offered of a slot while its lease is in progress."""
+
+    def offer_ahead(self) -> None:
+        """Take note that the response is over and promising: only the proof that its slot is clean is waited for."""
+
+    def withdraw(self) -> None:
+        """Take back what is offered: the slot must be tested or replaced first."""
+
+
 class LeaseRun:
     """Executes one lease. However `run` ends, the slot is proven idle or its process group dead."""
 
-    def __init__(self, lease: Lease, slot: Slot, worker: BasertWorker, send: Send) -> None:
+    def __init__(self, lease: Lease, slot: Slot, worker: BasertWorker, send: Send, offers: AheadOffers) -> None:
         self._lease, self._slot, self._worker, self._send = lease, slot, worker, send
+        self._offers = offers
+        self._response: Response | None = None
         self._generation: Generation | None = None
         self._cancelled = False
 
@@ -73,7 +86,7 @@ class LeaseRun:
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.SERVER_RESTARTED))
         if before is not None and used_by_others(settled, before):
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.FOREIGN_TRAFFIC))
-        response = Response(lease, prepared, self._send)
+        response = self._response = Response(lease, prepared, self._send, self._response_over)
         self._generation = slot.begin(
             prepared.path,
             prepared.content_type,
@@ -86,7 +99,7 @@ class LeaseRun:
         slot.served += 1
         slot.over(execution)
         restarted = execution.died or (execution.idle_proven and slot.child.exited.done())
-        facts = response.finish() if execution.ended is Ended.COMPLETE else response.facts()
+        facts = response.facts()
         evidence = _evidence(
             execution,
             facts,
@@ -98,14 +111,28 @@ class LeaseRun:
         policy = policy_of(self._worker)
         verdict = judge(evidence, slot.baseline, policy)
         outcome, error = self._conclude(execution, response, facts, verdict)
+        check = _check(execution, facts, verdict, next_check(verdict, policy, agreed=lease.agreed))
+        alive = execution.idle_proven and not restarted
+        if check is not Check.NONE or not alive:
+            self._offers.withdraw()  # before the end is told: with it, what was offered ahead counts as idle
         self._end(outcome, verdict, execution, facts, error)
         return Settled(
             verdict=verdict,
-            check=_check(execution, facts, verdict, next_check(verdict, policy, agreed=lease.agreed)),
-            alive=execution.idle_proven and not restarted,
+            check=check,
+            alive=alive,
             sent=True,
             learnable=_learnable(evidence),
         )
+
+    def _response_over(self) -> None:
+        """Foresee that the verdict will be clean, unless something in the response speaks against it already."""
+        response, baseline = self._response, self._slot.baseline
+        facts = response.facts() if response is not None else None
+        if response is None or facts is None or baseline is None or self._cancelled or response.overflowed:
+            return
+        covered = baseline.covers(facts.ending, facts.completion_tokens)
+        if covered and facts.tool_problem is None and not _broken(facts):
+            self._offers.offer_ahead()
 
     def _conclude(
         self, execution: Execution, response: Response, facts: ResponseFacts | None, verdict: Verdict

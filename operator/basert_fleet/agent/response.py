@@ -22,8 +22,9 @@ class Response:
     Nothing leaves before `core.delivery.Gate` lets it; Head goes out with the first piece.
     """
 
-    def __init__(self, lease: Lease, prepared: Prepared, send: Send) -> None:
-        self._lease, self._prepared, self._send = lease, prepared, send
+    def __init__(self, lease: Lease, prepared: Prepared, send: Send, whole: Callable[[], None]) -> None:
+        """Read a response; `whole` is called once its body is."""
+        self._lease, self._prepared, self._send, self._whole = lease, prepared, send, whole
         self._gate = Gate(lease.verify, structured=prepared.structured)
         self._status = 0
         self._reader: Reader | None = None
@@ -45,15 +46,14 @@ class Response:
         if self._reader is not None:
             self._offer(self._reader.feed(data))
 
-    def finish(self) -> ResponseFacts | None:
-        """Take note that the body is complete; return what was found in it, None if no response began."""
-        if self._reader is None:
-            return None
-        self._offer(self._reader.finish())
-        return self._reader.facts()
+    def end(self) -> None:
+        """Take note that the body is whole."""
+        if self._reader is not None:
+            self._offer(self._reader.finish())
+            self._whole()
 
     def facts(self) -> ResponseFacts | None:
-        """Return what is known of a response that did not come to its end."""
+        """Return what was found in the response so far; None if none began."""
         return self._reader.facts() if self._reader is not None else None
 
     def release(self) -> None:

@@ -135,6 +135,9 @@ class OwnAnswer:
         if self._cancel_at_first_byte and self.generation is not None:
             self.generation.cancel()
 
+    def end(self) -> None:
+        """Do nothing: it is read once its slot is settled."""
+
     def finish(self) -> tuple[bytes, ResponseFacts | None]:
         """Return the whole body, empty if there is none, and what was found in it."""
         if self._reader is None:

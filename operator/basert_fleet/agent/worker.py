@@ -29,7 +29,18 @@ from basert_fleet.core.slot_lease import LeaseAnswer, SlotLease
 from basert_fleet.core.verdict import Reason, Verdict
 from basert_fleet.engine.template_files import TemplateMissing
 from basert_fleet.wire.alarm import Alarm
-from basert_fleet.wire.messages import Accepted, Cancel, End, Lease, Offer, Refused, ToGateway, Withdraw, WorkerStatus
+from basert_fleet.wire.messages import (
+    Accepted,
+    Cancel,
+    End,
+    Lease,
+    Offer,
+    Recall,
+    Refused,
+    ToGateway,
+    Withdraw,
+    WorkerStatus,
+)
 
 DRAIN_SECONDS = 5.0
 """How long an idle process may take to exit by itself once asked; it has nothing left to finish."""
@@ -78,6 +89,7 @@ class Worker:
         self._schedule = self._new_schedule()
         self._learnable: tuple[Ending, Probe, int | None] | None = None
         self._run: LeaseRun | None = None
+        self._ahead: Lease | None = None
         self._recycles: Counter[str] = Counter()
         self._canaries: Counter[bool] = Counter()
         self._stopping = False
@@ -130,9 +142,10 @@ class Worker:
         """Take a lease, or say that it came too late."""
         match self._offers.lease(lease.epoch):
             case LeaseAnswer.ACCEPT:
-                self._run = LeaseRun(lease, self._current_slot, self._worker, self._send)
-                self._send(Accepted(lease.worker, lease.epoch))
+                self._accept(lease)
                 self._changed.set()
+            case LeaseAnswer.HOLD:
+                self._ahead = lease
             case LeaseAnswer.REFUSE:
                 self._send(Refused(lease.worker, lease.epoch))
             case LeaseAnswer.IGNORE:
@@ -142,9 +155,17 @@ class Worker:
         """Stop working on a lease; one that is over already is left alone."""
         if self._offers.holds(cancel.epoch) and self._run is not None:
             self._run.cancel()
+        elif cancel.epoch == self._offers.ahead:
+            self._refuse_ahead()
+
+    def recall(self, recall: Recall) -> None:
+        """Give a lease back that still waits for the one before it; any other goes on."""
+        if recall.epoch == self._offers.ahead:
+            self._refuse_ahead()
 
     def abandoned(self) -> None:
         """Take note that the gateway is gone: nobody wants what it was given."""
+        self._refuse_ahead()
         if self._run is not None:
             self._run.cancel()
 
@@ -202,7 +223,7 @@ class Worker:
         if self._slot is not None:
             self._slot.child.kill_group()
             self._slot.close()
-        self._withdraw()
+        self.withdraw()
         if self._offers.leased is not None:
             verdict = Verdict.because(Reason.NO_PROOF_OF_IDLE)
             self._send(End(self.name, self._offers.end(), Outcome.WORKER_LOST, verdict, error="the worker was ended"))
@@ -317,12 +338,11 @@ class Worker:
                 event = await self._execute(self._run)
             else:
                 event = self._interruption()
-                if event is None:
+                if event is None and not self._take_ahead():
                     self._offer()
                     await self._next_change(self._schedule.next_due_at() if self._runs_canaries else None)
-                    continue
-                self._withdraw()
             if event is not None:
+                self.withdraw()
                 return event
 
     def _interruption(self) -> Event | None:
@@ -345,10 +365,40 @@ class Worker:
             epoch = self._offers.offer(self._generation)
             self._send(Offer(self.name, self._worker.spec.pool, epoch, self._current_slot.served))
 
-    def _withdraw(self) -> None:
+    def offer_ahead(self) -> None:
+        """Offer the slot while it is being verified, so that the next lease travels meanwhile."""
+        verifies_only = self._worker.spec.isolation.level is IsolationLevel.VERIFY
+        if self._state is not State.READY or not self._is_current or not verifies_only:
+            return
+        if self._runs_canaries and self._schedule.due_after_another(self._loop.time()):
+            return
+        if self._offers.offered is None and self._offers.ahead is None:
+            epoch, served = self._offers.offer_ahead(self._generation), self._current_slot.served + 1
+            self._send(Offer(self.name, self._worker.spec.pool, epoch, served, ahead=True))
+
+    def withdraw(self) -> None:
+        """Take back what is offered, ahead or not, and refuse what was leased ahead."""
         epoch = self._offers.withdraw()
         if epoch is not None:
             self._send(Withdraw(self.name, epoch))
+        self._refuse_ahead()
+
+    def _refuse_ahead(self) -> None:
+        epoch, self._ahead = self._offers.drop_ahead(), None
+        if epoch is not None:
+            self._send(Refused(self.name, epoch))
+
+    def _accept(self, lease: Lease) -> None:
+        self._run = LeaseRun(lease, self._current_slot, self._worker, self._send, self)
+        self._send(Accepted(lease.worker, lease.epoch))
+
+    def _take_ahead(self) -> bool:
+        """Accept the lease that waited for this slot to be found clean; False if there is none."""
+        lease, self._ahead = self._ahead, None
+        if lease is None or self._offers.take_ahead() is None:
+            return False
+        self._accept(lease)
+        return True
 
     async def _execute(self, run: LeaseRun) -> Event | None:
         settled = await run.run()

@@ -102,6 +102,10 @@ class Baseline:
             return Reason.NOT_CALIBRATED if ending is Ending.CANCELLED else Reason.USAGE_MISSING
         return abs(after.offset - expected)
 
+    def covers(self, ending: Ending, completion_tokens: int | None) -> bool:
+        """Say whether a drift can be told after this ending."""
+        return ending in self.intercepts and self._expected(self.intercepts[ending], completion_tokens) is not None
+
     def learn(self, ending: Ending, probe: Probe, completion_tokens: int | None) -> Baseline:
         """Return a baseline that knows this ending too; call it only for a lease that a passing canary followed.
 

@@ -11,7 +11,9 @@ A request is in exactly one place until it is over::
                   +----------+----------+
                  refused, Retake      retry
 
-A slot is offered, leased, or out of use. Only a newer offer brings it (back) into use (C02, C29).
+A slot is offered, leased, or out of use. Only a newer offer brings it (back) into use (C02, C29). While its last lease
+is being verified it may be offered ahead, so that the next lease travels meanwhile; see `slots`. A lease ahead is asked
+back (`RecallLease`) as soon as another slot could run its request: that one is proven clean already.
 
 Who is next: first the class, then the tenant in it, then the tenant's first request.
 
@@ -39,7 +41,7 @@ from typing import TypeAlias
 
 from basert_fleet.core.epoch import Epoch
 from basert_fleet.core.fairness import Ledger
-from basert_fleet.core.slots import Lease, OfferKind, Slots
+from basert_fleet.core.slots import Lease, OfferKind, Slots, Standing
 from basert_fleet.core.waiting import Exclusion, Limits, Place, Priority, Request, WaitingRequests
 
 __all__ = [
@@ -51,7 +53,9 @@ __all__ = [
     "Exclusion",
     "LeaseLost",
     "Limits",
+    "OfferKind",
     "Priority",
+    "RecallLease",
     "Refusal",
     "Refuse",
     "Request",
@@ -108,6 +112,14 @@ class CancelLease:
 
 
 @dataclass(frozen=True, slots=True)
+class RecallLease:
+    """Ask the agent to refuse this lease if it has not accepted it yet: another slot is idle."""
+
+    worker: str
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Retake:
     """The agent did not accept this lease in time: the request waits again. Ignore what still comes of the lease."""
 
@@ -133,7 +145,7 @@ class Dropped:
     epoch: Epoch
 
 
-Effect: TypeAlias = Assign | Refuse | CancelLease | Retake | LeaseLost | Dropped
+Effect: TypeAlias = Assign | Refuse | CancelLease | RecallLease | Retake | LeaseLost | Dropped
 Effects: TypeAlias = tuple[Effect, ...]
 
 
@@ -148,6 +160,8 @@ class Snapshot:
     """How long ago the first of those who wait arrived; 0 when nobody waits."""
     in_flight: int
     """Leased slots, until they have ended."""
+    ahead: int
+    """Requests whose lease stands behind another one."""
     deciding: int
     """Requests whose lease is over and whose fate is open."""
     idle: int
@@ -165,7 +179,7 @@ class Snapshot:
     @property
     def demand(self) -> int:
         """How many slots would be busy if there were enough."""
-        return self.queued_requests + self.in_flight + self.deciding
+        return self.queued_requests + self.in_flight + self.ahead + self.deciding
 
 
 class Dispatch:
@@ -199,10 +213,10 @@ class Dispatch:
         Raises:
             ValueError: a request of this id is not over yet.
         """
-        if request.id in self._waiting or request.id in self._deciding or self._slots.lease_of(request.id):
+        if self.knows(request.id):
             raise ValueError(f"request {request.id} is already here")
         effects = self._conclude((), now)  # frees the room of those whose time is over
-        if self._possible and not self._slots.idle_count and self._is_full_for(request):
+        if self._possible and not self._slots.open_count and self._is_full_for(request):
             return *effects, Refuse(request.id, Refusal.QUEUE_FULL, self._retry_after())
         self._arrivals += 1
         asked = self.limits.max_wait_seconds if request.max_wait_seconds is None else request.max_wait_seconds
@@ -210,17 +224,33 @@ class Dispatch:
         self._wait(Place(request, self._arrivals, now, expires), now)
         return self._conclude(effects, now)
 
-    def offer(self, worker: str, epoch: Epoch, now: float, *, served: int = 0) -> Effects:
+    def knows(self, request_id: str) -> bool:
+        """Say whether a request of this id is not over, or still holds a slot after its client left."""
+        return (
+            request_id in self._waiting or request_id in self._deciding or self._slots.lease_of(request_id) is not None
+        )
+
+    def would_violate(self, worker: str, epoch: Epoch) -> bool:
+        """Say whether an offer of this epoch would put two leases on one slot; `offer` refuses it."""
+        return self._slots.judge_offer(worker, epoch) is Standing.FOREIGN
+
+    def offer(
+        self, worker: str, epoch: Epoch, now: float, *, served: int = 0, kind: OfferKind = OfferKind.IDLE
+    ) -> Effects:
         """Take a slot into use. A newer offer ends an older lease of that slot; an older one is dropped.
 
-        `served` is how many leases its process has ended.
+        `served` is how many leases its process has ended. One that is offered ahead keeps its current lease; where the
+        gateway knows of none (it took it back), it is an offer like any other, for the agent accepts nothing too early.
         """
         effects: Effects = ()
-        kind = self._slots.judge_offer(worker, epoch)
-        if kind is OfferKind.STALE:
-            self._stale += 1
-        elif kind is OfferKind.FOREIGN:
+        standing = self._slots.judge_offer(worker, epoch)
+        if standing is Standing.FOREIGN:
             self._lease_violations += 1
+        elif standing is Standing.STALE:
+            self._stale += 1
+        elif kind is OfferKind.AHEAD and self._slots.lease_on(worker) is not None:
+            if not self._slots.put_ahead(worker, epoch, served):
+                self._stale += 1
         else:
             effects = self._lose(worker, now)
             self._close_aftermath(worker, now)
@@ -255,8 +285,8 @@ class Dispatch:
 
         The request, unless it was given up before, now awaits `retry` or `finished`. Told twice is fine.
         """
-        lease = self._slots.lease_on(worker)
-        if lease is not None and lease.epoch == epoch:
+        lease = self._slots.lease_at(worker, epoch)
+        if lease is not None:
             self._end(lease, now, blamed=blamed)
         elif not self._slots.is_current(worker, epoch):
             self._stale += 1
@@ -332,6 +362,7 @@ class Dispatch:
             queued_bytes=self._waiting.size_bytes,
             oldest_seconds=0.0 if oldest is None else now - oldest,
             in_flight=self._slots.lease_count,
+            ahead=self._slots.ahead_count,
             deciding=len(self._deciding),
             idle=self._slots.idle_count,
             lease_violations=self._lease_violations,
@@ -348,8 +379,10 @@ class Dispatch:
                 effects = *effects, *self._expire(now)
             if not self._possible:
                 effects = *effects, *self._dismiss(now)
-            elif self._slots.idle_count:
+            elif self._slots.open_count:
                 effects = *effects, *self._assign(now)
+        if self._slots.ahead_count and self._slots.idle_count:
+            effects = *effects, *(RecallLease(lease.worker, lease.epoch) for lease in self._slots.recall())
         return effects
 
     def _take_back(self, now: float) -> Iterator[Effect]:
@@ -376,7 +409,7 @@ class Dispatch:
             yield Refuse(request_id, Refusal.NO_CAPACITY, None)
 
     def _assign(self, now: float) -> Iterator[Effect]:
-        while self._waiting and self._slots.idle_count and (place := self._next(now)) is not None:
+        while self._waiting and self._slots.open_count and (place := self._next(now)) is not None:
             request = place.request
             self._waiting.remove(request.id)
             lease = self._slots.lease(place, now=now, accept_by=now + ACCEPT_SECONDS)
@@ -429,6 +462,7 @@ class Dispatch:
     def _end(self, lease: Lease, now: float, *, blamed: bool = False) -> None:
         request = lease.place.request
         ledger = self._ledgers[request.priority]
+        self._close_aftermath(lease.worker, now)
         self._slots.end(lease)
         self._service_seconds += SERVICE_SMOOTHING * (now - lease.since - self._service_seconds)
         if lease.wanted:
@@ -448,13 +482,12 @@ class Dispatch:
             self._leave(request, now)
 
     def _lose(self, worker: str, now: float) -> Effects:
-        lease = self._slots.lease_on(worker)
-        if lease is None:
-            return ()
-        self._end(lease, now)
-        if lease.wanted:
-            return (LeaseLost(lease.place.request.id, worker, lease.epoch),)
-        return (Dropped(worker, lease.epoch),)
+        effects: Effects = ()
+        while (lease := self._slots.lease_on(worker)) is not None:  # by its end, one ahead becomes the current one
+            self._end(lease, now)
+            lost = LeaseLost(lease.place.request.id, worker, lease.epoch)
+            effects = *effects, lost if lease.wanted else Dropped(worker, lease.epoch)
+        return effects
 
     def _put_back(self, lease: Lease, now: float) -> None:
         """Let a request wait again whose lease never reached a process; its slot is in doubt and so out of use."""
@@ -467,11 +500,10 @@ class Dispatch:
 
     def _lease(self, worker: str, epoch: Epoch) -> Lease | None:
         """Return the worker's lease if it is of this epoch; else the message was stale."""
-        lease = self._slots.lease_on(worker)
-        if lease is not None and lease.epoch == epoch:
-            return lease
-        self._stale += 1
-        return None
+        lease = self._slots.lease_at(worker, epoch)
+        if lease is None:
+            self._stale += 1
+        return lease
 
     def _is_full_for(self, request: Request) -> bool:
         return (

@@ -217,6 +217,10 @@ class CanarySchedule:
         """Say whether the slot must run a canary before its next offer."""
         return now >= self.next_due_at()
 
+    def due_after_another(self, now: float) -> bool:
+        """Say whether it must once the lease in progress has ended, if that happens now."""
+        return self._used_at is None or self._served + 1 >= self._every_requests or now >= self.next_due_at()
+
     def next_due_at(self) -> float:
         """Return when a canary is due if the slot stays idle; minus infinity for a process never proven."""
         if self._used_at is None:

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from basert_fleet.core.delivery import Deliver, Fail, FailStream, Next, Outcome, RunElsewhere, blames_request
-from basert_fleet.core.dispatch import Assign, CancelLease, Dropped, LeaseLost, Priority, Refuse, Retake
+from basert_fleet.core.dispatch import (
+    Assign,
+    CancelLease,
+    Dropped,
+    LeaseLost,
+    OfferKind,
+    Priority,
+    RecallLease,
+    Refuse,
+    Retake,
+)
 from basert_fleet.core.lifecycle import State
 from basert_fleet.core.refusals import CrashLedger
 from basert_fleet.gateway import reports
@@ -22,7 +32,7 @@ from basert_fleet.gateway.errors import Code, Failure, RequestFault
 from basert_fleet.gateway.outcomes import CANCELLED, CLIENT_ERROR, OK, OUTCOMES, outcome_of
 from basert_fleet.gateway.pools import ServedPool, refusal
 from basert_fleet.wire.alarm import Alarm
-from basert_fleet.wire.messages import Accepted, Body, Cancel, End, Head, Offer, Refused, Withdraw
+from basert_fleet.wire.messages import Accepted, Body, Cancel, End, Head, Offer, Recall, Refused, Withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,6 +75,7 @@ class _Running:
     pool: ServedPool
     exchange: Exchange
     session: Session
+    worker: str
     epoch: Epoch
     accepted: bool = False
     early_head: asyncio.TimerHandle | None = None
@@ -84,8 +95,8 @@ class Traffic:
         self._buffer_bytes = buffer_bytes
         self._pools: dict[str, ServedPool] = {}
         self._pool_of_model: dict[str, ServedPool] = {}
-        self._running: dict[str, _Running] = {}
-        """By worker: a slot never has two leases."""
+        self._running: dict[tuple[str, Epoch], _Running] = {}
+        """By worker and epoch: a slot has one lease, and at most one more that waits for that one's end."""
         self._slots: dict[str, _Slot] = {}
         """By worker: all that have been offered and whose agent is connected."""
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
@@ -134,14 +145,15 @@ class Traffic:
 
     @property
     def leases(self) -> Mapping[str, Epoch]:
-        """The leases that have not ended, by worker."""
-        return {worker: running.epoch for worker, running in self._running.items()}
+        """The leases that have not ended, by worker; none that stands behind another one."""
+        leases: dict[str, Epoch] = {}
+        for worker, epoch in self._running:
+            leases.setdefault(worker, epoch)
+        return leases
 
     def is_known(self, request_id: str) -> bool:
         """Say whether a request of this id is in progress, or still holds a slot after its client left."""
-        return request_id in self._deadlines or any(
-            running.exchange.ask.request_id == request_id for running in self._running.values()
-        )
+        return any(pool.dispatch.knows(request_id) for pool in self._pools.values())
 
     def submit(self, ask: Ask, abort: Callable[[], None]) -> Exchange:
         """Queue a request; its exchange tells what becomes of it. `abort` must drop the client's connection.
@@ -237,13 +249,14 @@ class Traffic:
         pool = self._pools.get(offer.pool)
         if pool is None:
             return
-        running = self._running.get(offer.worker)
-        if running is not None and running.epoch.incarnation != offer.epoch.incarnation:
+        if pool.dispatch.would_violate(offer.worker, offer.epoch):
             # Dispatch refuses it; it is counted here, where the node is known.
             pool.metrics.lease_violated(session.node)
         else:
             self._slots[offer.worker] = _Slot(session, pool)
-        self._perform(pool, pool.dispatch.offer(offer.worker, offer.epoch, self._loop.time(), served=offer.served))
+        kind = OfferKind.AHEAD if offer.ahead else OfferKind.IDLE
+        now = self._loop.time()
+        self._perform(pool, pool.dispatch.offer(offer.worker, offer.epoch, now, served=offer.served, kind=kind))
 
     def withdrawn(self, session: Session, withdraw: Withdraw) -> None:
         """Take a slot out of use."""
@@ -253,8 +266,8 @@ class Traffic:
 
     def frame_received(self, session: Session, frame: Frame) -> None:
         """Take in a message of a lease; one of a lease that is over is dropped and counted."""
-        running = self._running.get(frame.worker)
-        if running is None or running.epoch != frame.epoch or running.session is not session:
+        running = self._running.get((frame.worker, frame.epoch))
+        if running is None or running.session is not session:
             self._metrics.stale_frame(session.node)
             return
         match frame:
@@ -266,7 +279,7 @@ class Traffic:
             case Accepted():
                 self._accepted(running)
             case Refused():
-                self._refused(frame.worker, running)
+                self._refused(running)
             case End():
                 self._ended(frame, running)
 
@@ -301,7 +314,7 @@ class Traffic:
     def _accepted(self, running: _Running) -> None:
         now = self._loop.time()
         exchange, pool = running.exchange, running.pool
-        self._perform(pool, pool.dispatch.accepted(exchange.worker, running.epoch, now))
+        self._perform(pool, pool.dispatch.accepted(running.worker, running.epoch, now))
         running.accepted = True
         exchange.accepted(now)
         if exchange.attempts.count == 1:
@@ -309,16 +322,16 @@ class Traffic:
         if exchange.ask.streams and self._is_open(pool, exchange):
             running.early_head = self._loop.call_later(EARLY_HEAD_SECONDS, exchange.open_early)
 
-    def _refused(self, worker: str, running: _Running) -> None:
-        self._forget_lease(worker)
-        self._perform(running.pool, running.pool.dispatch.refused(worker, running.epoch, self._loop.time()))
+    def _refused(self, running: _Running) -> None:
+        self._forget_lease(running.worker, running.epoch)
+        self._perform(running.pool, running.pool.dispatch.refused(running.worker, running.epoch, self._loop.time()))
 
     def _ended(self, end: End, running: _Running) -> None:
         now = self._loop.time()
         pool, exchange = running.pool, running.exchange
         if not running.accepted:  # an end without Accepted is an attempt all the same: attempts are bounded
             self._accepted(running)
-        self._forget_lease(end.worker)
+        self._forget_lease(end.worker, end.epoch)
         blamed = blames_request(end.outcome, end.verdict)
         effects = pool.dispatch.slot_ended(end.worker, end.epoch, now, blamed=blamed)
         if self._is_open(pool, exchange):
@@ -366,9 +379,11 @@ class Traffic:
                     exchange.fail(failure)
                     self._conclude(pool, exchange, outcome_of(failure.code))
                 case CancelLease() as cancel:
-                    self._running[cancel.worker].session.send(Cancel(cancel.worker, cancel.epoch))
+                    self._running[cancel.worker, cancel.epoch].session.send(Cancel(cancel.worker, cancel.epoch))
+                case RecallLease() as recall:
+                    self._running[recall.worker, recall.epoch].session.send(Recall(recall.worker, recall.epoch))
                 case Retake() | Dropped() as over:
-                    self._forget_lease(over.worker)
+                    self._forget_lease(over.worker, over.epoch)
                     self._forget_retired(pool)
                 case LeaseLost() as lost:
                     due.extend(self._lost(pool, lost))
@@ -377,21 +392,20 @@ class Traffic:
     def _assign(self, pool: ServedPool, assign: Assign) -> None:
         exchange = pool.exchanges[assign.request_id]
         session = self._slots[assign.worker].session
-        self._forget_lease(assign.worker)
         exchange.leased(assign.worker, assign.epoch)
-        self._running[assign.worker] = _Running(pool, exchange, session, assign.epoch)
+        self._running[assign.worker, assign.epoch] = _Running(pool, exchange, session, assign.worker, assign.epoch)
         session.send(pool.lease(exchange, assign.worker, assign.epoch, self._loop.time()))
 
     def _lost(self, pool: ServedPool, lost: LeaseLost) -> tuple[Effect, ...]:
-        running = self._forget_lease(lost.worker)
+        running = self._forget_lease(lost.worker, lost.epoch)
         exchange = pool.exchanges[lost.request_id]
         now = self._loop.time()
         reports.lease_lost(exchange, lost.epoch, self._log)
         accepted = running is not None and running.accepted
         return self._follow(pool, exchange, exchange.lost(now, started=accepted), now)
 
-    def _forget_lease(self, worker: str) -> _Running | None:
-        running = self._running.pop(worker, None)
+    def _forget_lease(self, worker: str, epoch: Epoch) -> _Running | None:
+        running = self._running.pop((worker, epoch), None)
         if running is not None:
             running.stop_timer()
         return running

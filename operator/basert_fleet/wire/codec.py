@@ -25,6 +25,7 @@ from basert_fleet.wire.messages import (
     Lease,
     Message,
     Offer,
+    Recall,
     Refused,
     Rejected,
     ToAgent,
@@ -103,8 +104,8 @@ class Codec(Generic[Sent, Received]):
 def agent_codec() -> Codec[ToGateway, ToAgent]:
     """Return what an agent sends and reads."""
     return Codec(
-        msgspec.msgpack.Decoder(Frame[Desired | Lease | Cancel | Rejected | Fragment | Bye]),
-        msgspec.msgpack.Decoder(Desired | Lease | Cancel | Rejected),
+        msgspec.msgpack.Decoder(Frame[Desired | Lease | Cancel | Recall | Rejected | Fragment | Bye]),
+        msgspec.msgpack.Decoder(Desired | Lease | Cancel | Recall | Rejected),
     )
 
 

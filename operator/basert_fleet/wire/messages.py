@@ -69,13 +69,16 @@ class WorkerStatus(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """Agent: this slot is proven idle and takes one lease."""
+    """Agent: this slot takes one lease, because it is proven idle; or ahead, once it is."""
 
     worker: str
     pool: str
     epoch: Epoch
     served: int = 0
     """Leases that this process has ended; 0 for one that has been proven and not used yet."""
+    ahead: bool = False
+    """Whether the slot's last lease is still being verified. A lease of this offer is Accepted after that one's End if
+    the slot was found clean, and Refused otherwise."""
 
 
 class Withdraw(Message, frozen=True):
@@ -157,5 +160,12 @@ class Cancel(Message, frozen=True):
     epoch: Epoch
 
 
-ToAgent: TypeAlias = Desired | Lease | Cancel | Rejected
+class Recall(Message, frozen=True):
+    """Gateway: another slot is idle. The lease is Refused if it still waits for the one before it, else it goes on."""
+
+    worker: str
+    epoch: Epoch
+
+
+ToAgent: TypeAlias = Desired | Lease | Cancel | Recall | Rejected
 ToGateway: TypeAlias = Hello | WorkerStatus | Offer | Withdraw | Accepted | Refused | Head | Body | End
