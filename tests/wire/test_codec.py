@@ -15,7 +15,7 @@ from basert_fleet.core.epoch import Epoch
 from basert_fleet.core.verdict import Reason, Verdict, VerdictKind
 from basert_fleet.wire.channel import Frame
 from basert_fleet.wire.codec import Bye, MalformedFrame, agent_codec, gateway_codec, joined, lane_of
-from basert_fleet.wire.fragments import Fragment
+from basert_fleet.wire.fragments import AHEAD, Fragment
 from basert_fleet.wire.messages import (
     Accepted,
     Body,
@@ -149,6 +149,7 @@ def test_bodies_of_one_response_are_joined_though_others_come_between() -> None:
 
 
 def test_messages_of_one_worker_share_a_lane() -> None:
-    """And what concerns none has one of its own."""
+    """What concerns none has one of its own, and an introduction that which nothing overtakes."""
     assert {lane_of(message) for message in TO_AGENT[1:3]} == {"w-0"}
-    assert lane_of(TO_AGENT[0]) == lane_of(TO_GATEWAY[0]) == ""
+    assert lane_of(TO_AGENT[0]) == ""
+    assert lane_of(TO_GATEWAY[0]) == AHEAD

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basert_fleet.wire.fragments import (
+    AHEAD,
     FRAGMENT_BYTES,
     MAX_INCOMPLETE_BYTES,
     MAX_MESSAGE_BYTES,
@@ -42,6 +43,16 @@ def test_a_message_never_overtakes_one_of_its_own_worker() -> None:
     taken = lanes.take(10**9)
     assert taken[-1] == b"cancel"
     assert [DECODER.decode(item).last for item in taken[:-1]] == [False, False, True]
+
+
+def test_nothing_overtakes_what_goes_ahead() -> None:
+    """Not even a small message of another lane, whichever was put in first."""
+    lanes = Lanes()
+    lanes.put("a", b"small")
+    lanes.put(AHEAD, large(b"A"))
+    taken = [item for _ in range(4) for item in lanes.take(1)]
+    assert [DECODER.decode(item).last for item in taken[:-1]] == [False, False, True]
+    assert taken[-1] == b"small"
 
 
 @given(

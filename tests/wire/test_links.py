@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from basert_fleet.core.delivery import Part, VerifyMode
 from basert_fleet.core.epoch import Epoch
-from basert_fleet.wire.messages import Accepted, Body, Cancel, Lease
+from basert_fleet.wire.messages import Accepted, Body, Cancel, Hello, Lease
 from support.link_ends import LOST
 from support.turns import until
 
@@ -69,6 +69,15 @@ async def test_the_largest_messages_arrive_whole(pair: Pair) -> None:
     await until(lambda: len(pair.agent.heard) == len(pair.gateway.heard) == 2)
     assert pair.agent.heard == [lease, Cancel("w", EPOCH)]
     assert pair.gateway.heard == [body, Accepted("w", EPOCH)]
+
+
+async def test_an_introduction_comes_first_however_much_it_brings(pair: Pair) -> None:
+    """A thousand workers' documents are many fragments, and a gateway reads nothing of an agent it does not know."""
+    hello = Hello("mac-1", "ab12", "1.0", None, tuple(b"%0999d" % number for number in range(1000)))
+    accepted = [Accepted(f"w-{number}", EPOCH) for number in range(1000)]
+    pair.agent.send(hello, *accepted)
+    await until(lambda: len(pair.gateway.heard) == 1001)
+    assert pair.gateway.heard == [hello, *accepted]
 
 
 async def test_thousands_of_messages_of_many_workers_arrive_each_in_its_order(pair: Pair) -> None:

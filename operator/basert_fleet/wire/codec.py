@@ -13,7 +13,7 @@ import msgspec
 
 from basert_fleet.core.errors import FleetError
 from basert_fleet.wire.channel import Frame
-from basert_fleet.wire.fragments import Fragment
+from basert_fleet.wire.fragments import AHEAD, Fragment
 from basert_fleet.wire.messages import (
     Accepted,
     Body,
@@ -120,7 +120,9 @@ def gateway_codec() -> Codec[ToAgent, ToGateway]:
 
 
 def lane_of(message: Message) -> str:
-    """Return the worker that a message concerns; empty for none."""
+    """Return the worker that a message concerns; empty for none, and the lane that nothing overtakes for a Hello."""
+    if isinstance(message, Hello):
+        return AHEAD
     return getattr(message, "worker", "")
 
 

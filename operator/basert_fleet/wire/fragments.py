@@ -1,7 +1,8 @@
 """How a large message travels without stalling small ones: in fragments, between which other workers' messages go.
 
 Each worker has a lane, and what concerns no worker has one, too. A lane is strictly first in, first out, so a Cancel
-never overtakes its Lease; lanes take turns, each of which ends with the item that makes it a fragment's worth.
+never overtakes its Lease; lanes take turns, each of which ends with the item that makes it a fragment's worth. Only
+what is in the lane `AHEAD` goes whole before all others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ MAX_MESSAGE_BYTES = 65 * 1024**2
 """An engine's largest whole response (64 MiB, `engine.response`), and room for what stands around it."""
 MAX_INCOMPLETE_BYTES = 256 * 1024**2
 """Of messages whose last fragment has not come yet, all lanes of a link together; what the sender keeps at most."""
+
+
+AHEAD = "*"
+"""The lane that no other overtakes; no worker can be called so. For an introduction, without which nothing is read."""
 
 
 class OversizedMessage(ValueError):
@@ -48,7 +53,7 @@ class Lanes:
         waiting = self._lanes.get(lane)
         if waiting is None:
             waiting = self._lanes[lane] = deque()
-            self._turns.append(lane)
+            self._line_up(lane)
         waiting.append(message)
         self.waiting_bytes += len(message)
 
@@ -63,10 +68,16 @@ class Lanes:
             lane = self._turns.popleft()
             self._take_turn(lane, taken)
             if self._lanes[lane]:
-                self._turns.append(lane)
+                self._line_up(lane)
             else:
                 del self._lanes[lane]
         return taken
+
+    def _line_up(self, lane: str) -> None:
+        if lane == AHEAD:
+            self._turns.appendleft(lane)
+        else:
+            self._turns.append(lane)
 
     def _take_turn(self, lane: str, taken: list[bytes]) -> None:
         waiting = self._lanes[lane]
