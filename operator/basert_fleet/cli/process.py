@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+COLLECT_AFTER = (50_000, 20, 100)
+"""New objects before the young are looked at, and how often before the old are. Chosen: cycles of some megabytes."""
 OPEN_FILES = 10_240
 """A client costs one descriptor. macOS gives a process 256 unless it asks for more, and takes no more than this."""
 
@@ -47,8 +50,20 @@ def run_until_signal(prepare: Callable[[LineSink], Callable[[Interrupts], Awaita
             lines.say(str(error))
             return Exit.USAGE
         raise_open_files()
+        collect_rarely()
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_until_signal(serve, lines))
+
+
+def collect_rarely() -> None:
+    """Let the cycle collector leave alone what lives as long as the process, and look at the rest rarely.
+
+    Nearly everything here is freed without it. A full look while 10,000 requests wait takes 190 ms (measured), in which
+    no slot gets its next lease.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def _until_signal(serve: Callable[[Interrupts], Awaitable[bool]], lines: LineSink) -> Exit:
