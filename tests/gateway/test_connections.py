@@ -206,6 +206,7 @@ async def test_a_refusal_gets_into_no_other_answer():
 
     async def slow(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})  # lets the head out
         began.set()
         await may_end.wait()
         await send({"type": "http.response.body", "body": b"late"})

@@ -52,18 +52,9 @@ async def write_response(exchange: Exchange, send: Send, extra: Headers, started
         await respond(send, exchange.status, headers, data)
         return
     await send({"type": "http.response.start", "status": exchange.status, "headers": headers})
-    await _write_body(exchange, send, data)
-
-
-async def _write_body(exchange: Exchange, send: Send, data: bytes) -> None:
-    outbox = exchange.outbox
     while not outbox.closed:
-        if data:
-            await _send_piece(send, data)
-        else:
-            data = await _next_piece(exchange)
-            continue
-        data = outbox.take()
+        await _send_piece(send, data)  # the first one may be empty: it lets the head out
+        data = outbox.take() or await _next_piece(exchange)
     await _send_piece(send, data + outbox.take(), more=False)
 
 
