@@ -15,6 +15,7 @@ from basert_fleet.core.delivery import Outcome
 from support.alive import lives
 from support.desk import desk, pool_document
 from support.emulator import COMMAND
+from support.ports import comes_to_listen
 from support.turns import until
 
 HOST = "127.0.0.1"
@@ -59,7 +60,7 @@ async def test_an_engine_that_no_record_tells_of_is_found_by_its_mark(tmp_path: 
     port = free_port(HOST)
     argv = [*COMMAND, "model.base", "--port", str(port), "--sim-orphan", orphan]
     engine = await spawn(argv, env={}, log=tmp_path / "log", slot=tmp_path / "slots" / "qwen-0")
-    await until(lambda: engine.listens_on(port))
+    assert await comes_to_listen(engine, port)
     family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
     async with desk(tmp_path):
         await until(lambda: not any(map(lives, family)))

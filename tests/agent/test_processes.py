@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from basert_fleet.agent import processes
+from basert_fleet.agent.listeners import Listeners
 from basert_fleet.agent.processes import Child, SpawnFailed, free_port, kill_leftover, spawn
 from support.alive import lives
 from support.emulator import COMMAND
+from support.ports import comes_to_listen
 from support.turns import until
 
 HOST = "127.0.0.1"
@@ -33,8 +35,7 @@ async def start_emulator(folder: Path, *options: str) -> tuple[Child, int]:
     child = await spawn(
         [*COMMAND, "model.base", "--port", str(port), *options], env={}, log=folder / "log", slot=folder
     )
-    await until(lambda: child.listens_on(port) or not child.alive)
-    assert child.alive, (folder / "log").read_text()
+    assert await comes_to_listen(child, port), (folder / "log").read_text()
     return child, port
 
 
@@ -42,8 +43,8 @@ async def test_a_child_listens_on_its_own_port_only(tmp_path: Path) -> None:
     """C13: a port is ready only if the process behind it is our child."""
     child, port = await start_emulator(tmp_path)
     with socket.create_server((HOST, 0)) as stranger:
-        assert child.listens_on(port)
-        assert not child.listens_on(stranger.getsockname()[1])
+        assert await Listeners().include(child, port)
+        assert not await Listeners().include(child, stranger.getsockname()[1])
     await child.end(drain_seconds=0)
 
 

@@ -14,6 +14,7 @@ import pytest
 from basert_fleet.agent import starting
 from basert_fleet.agent.engines import Launch, StartFailed
 from basert_fleet.agent.generation import EngineLine
+from basert_fleet.agent.listeners import Listeners
 from basert_fleet.agent.processes import Child, Progress
 from basert_fleet.agent.starting import launch_process, listening
 from basert_fleet.agent.state import SlotRecord, StateDirectory
@@ -27,7 +28,7 @@ from support.virtual_loop import run_virtual
 
 
 class LoadingEngine:
-    """A process that uses CPU as a script says, and answers from some second on. It is its own line too."""
+    """A process that uses CPU as a script says, and answers from a second on. It is its own line and listener."""
 
     def __init__(self, cpu_at: Callable[[float], float], *, ready_at: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -39,7 +40,7 @@ class LoadingEngine:
     def progress(self) -> Progress:
         return Progress(self._cpu_at(self._loop.time()), 1)
 
-    def listens_on(self, _port: int) -> bool:
+    async def include(self, _child: object, _port: int) -> bool:
         return True
 
     async def healthy(self, _timeout: float) -> bool:
@@ -60,7 +61,7 @@ def seconds_to_start(monkeypatch: pytest.MonkeyPatch, cpu_at: Callable[[float], 
 
     async def start() -> float:
         engine = LoadingEngine(cpu_at, ready_at=ready_at)
-        await listening(cast(Child, engine), cast(EngineLine, engine))
+        await listening(cast(Child, engine), cast(EngineLine, engine), cast(Listeners, engine))
         return asyncio.get_running_loop().time()
 
     monkeypatch.setattr(starting, "_accepts", accepts)

@@ -15,10 +15,12 @@ from structlog.typing import FilteringBoundLogger
 
 from basert_fleet.agent.attached import AttachedServer, Attachment
 from basert_fleet.agent.engines import EngineSource
+from basert_fleet.agent.listeners import Listeners
 from basert_fleet.agent.node import allocatable_bytes
 from basert_fleet.agent.processes import kill_each, kill_leftover, marked_processes
 from basert_fleet.agent.starting import Spawner
 from basert_fleet.agent.state import SlotAlreadyHeld, SlotRecord, StateDirectory, StateUnusable
+from basert_fleet.agent.turns import STARTS_AT_ONCE, Turns
 from basert_fleet.agent.worker import Worker
 from basert_fleet.agent.worker_log import rotate
 from basert_fleet.core.api import BasertWorker
@@ -73,6 +75,7 @@ class Agent:
         self._node, self._state, self._version, self._log = node, state, version, log
         self._keep = keep
         self._attached = attached
+        self._turns, self._listeners = Turns(STARTS_AT_ONCE), Listeners()
         self.on_status: list[Callable[[WorkerStatus], None]] = []
         """Called with each status of a worker when it changes, whether or not there is a gateway to tell."""
         self._incarnation = secrets.token_hex(8)
@@ -238,7 +241,9 @@ class Agent:
 
     def _engines_of(self, worker: str, record: SlotRecord) -> EngineSource:
         server = self._attached.get(worker)
-        return Spawner(record) if server is None else Attachment(server, record, self._log_of(worker))
+        if server is None:
+            return Spawner(record, self._turns, self._listeners)
+        return Attachment(server, record, self._log_of(worker))
 
     def _log_of(self, worker: str) -> Path:
         return self._state.logs / f"{worker}.log"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,13 @@ class Attachment:
             f"{' or the end of its last request' if self._doubt.cause is Cause.UNPROVEN else ''}. "
             "With restartCommand the fleet would restart it itself."
         )
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[asyncio.Event]:
+        """Give a turn at once: a server may be waited for without limit, and nothing of ours starts."""
+        turn = asyncio.Event()
+        turn.set()
+        yield turn
 
     async def launch(self, launch: Launch) -> Slot:
         """Return a slot on the server, which may be away."""

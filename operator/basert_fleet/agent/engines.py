@@ -6,6 +6,8 @@ Two things differ between a process that the agent starts (`starting.Spawner`) a
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -62,6 +64,9 @@ class EngineSource(Protocol):
     @property
     def out_of_service(self) -> str:
         """Why there can be no next engine now, and what to do; empty if there can."""
+
+    def turn(self) -> AbstractContextManager[asyncio.Event]:
+        """Ask for a turn to start within the block, whose end gives it back; the event is set once it has come."""
 
     async def launch(self, launch: Launch) -> Slot:
         """Return the slot of the next engine, which need not listen yet.

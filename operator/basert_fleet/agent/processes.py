@@ -74,13 +74,6 @@ class Child:
             return "still running"
         return describe_status(self.exited.result())
 
-    def listens_on(self, port: int) -> bool:
-        """Say whether this process, or one that it forked, listens on the port; a stranger there is not ready (C13)."""
-        with contextlib.suppress(psutil.Error, OSError):
-            process = psutil.Process(self.pid)
-            return _listens(process, port) or any(_listens(child, port) for child in descendants(process))
-        return False
-
     def suspect_restart(self, sign: str) -> None:
         """Do nothing: whether another process answers is told by this one's exit."""
 
@@ -93,7 +86,7 @@ class Child:
     def progress(self) -> Progress:
         """Return what the process and its children have used so far; zeros once they are gone."""
         cpu, resident = 0.0, 0
-        for process in self._family():
+        for process in self.family():
             with contextlib.suppress(psutil.Error, OSError):
                 times = process.cpu_times()
                 cpu += times.user + times.system
@@ -135,7 +128,8 @@ class Child:
             self.kill_group()
         await self.gone()
 
-    def _family(self) -> list[psutil.Process]:
+    def family(self) -> list[psutil.Process]:
+        """Return the process and what it has forked, as far as their parents live; nothing once it is gone."""
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
             return [process, *descendants(process)]
@@ -147,7 +141,7 @@ class Child:
         One that made a session of its own is outside the group, and can be found only while its parent lives (C14).
         """
         known = set(self._strays)
-        self._strays += [process for process in self._family() if process.pid != self.pid and process not in known]
+        self._strays += [process for process in self.family() if process.pid != self.pid and process not in known]
 
 
 def describe_status(status: int) -> str:
@@ -257,7 +251,7 @@ CREATE_TIME_TOLERANCE_SECONDS = 0.05
 
 
 def free_port(host: str) -> int:
-    """Return a port that nobody listens on now. Another program may still take it: `listens_on` tells."""
+    """Return a port that nobody listens on now. Another program may still take it: `Listeners` tell."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -268,15 +262,6 @@ def _created(pid: int) -> float:
     with contextlib.suppress(psutil.Error, OSError):
         return psutil.Process(pid).create_time()
     return 0.0
-
-
-def _listens(process: psutil.Process, port: int) -> bool:
-    with contextlib.suppress(psutil.Error, OSError):
-        return any(
-            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-            for connection in process.net_connections("tcp")
-        )
-    return False
 
 
 def _exists(process: psutil.Process) -> bool:

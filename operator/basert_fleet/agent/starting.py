@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from contextlib import AbstractContextManager
 
 from basert_fleet.agent.engines import Launch, StartFailed
 from basert_fleet.agent.generation import EngineLine
+from basert_fleet.agent.listeners import Listeners
 from basert_fleet.agent.processes import Child, Progress, free_port, spawn
 from basert_fleet.agent.slot import Slot
 from basert_fleet.agent.state import SlotRecord
+from basert_fleet.agent.turns import Turns
 from basert_fleet.engine.command import command_line
 
 LOOPBACK = "127.0.0.1"
@@ -28,10 +31,14 @@ class Spawner:
 
     note = out_of_service = ""
 
-    def __init__(self, record: SlotRecord) -> None:
-        """Begin without a process; `record` is the slot's."""
-        self._record = record
+    def __init__(self, record: SlotRecord, turns: Turns, listeners: Listeners) -> None:
+        """Begin without a process; `record` is the slot's, the rest is shared by all workers of the agent."""
+        self._record, self._turns, self._listeners = record, turns, listeners
         self._child: Child | None = None
+
+    def turn(self) -> AbstractContextManager[asyncio.Event]:
+        """Stand in line with the agent's other workers that start."""
+        return self._turns.turn()
 
     async def launch(self, launch: Launch) -> Slot:
         """Start the next process; it does not listen yet."""
@@ -42,7 +49,7 @@ class Spawner:
         """Return once the process itself listens and answers."""
         if self._child is None:
             raise RuntimeError("no process was launched")
-        await listening(self._child, slot.line)
+        await listening(self._child, slot.line, self._listeners)
 
     def ended(self) -> None:
         """Record that the process is gone."""
@@ -75,7 +82,7 @@ async def launch_process(launch: Launch) -> tuple[Child, EngineLine]:
     return child, line
 
 
-async def listening(child: Child, line: EngineLine) -> None:
+async def listening(child: Child, line: EngineLine, listeners: Listeners) -> None:
     """Return once the process itself listens and answers; that may take as long as it uses CPU or more memory.
 
     Raises:
@@ -84,7 +91,7 @@ async def listening(child: Child, line: EngineLine) -> None:
     patience = _Patience(child, line.port)
     while not await _accepts(line):
         await patience.wait()
-    if not child.listens_on(line.port):
+    if not await listeners.include(child, line.port):
         patience.require_alive()
         raise StartFailed(f"another program listens on port {line.port}, which was chosen for this worker")
     while not await line.probes.healthy(HEALTH_SECONDS):

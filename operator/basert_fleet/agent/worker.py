@@ -48,6 +48,7 @@ REAP_SECONDS = 5.0
 """How long a killed process may take to be gone; the kernel needs milliseconds, a swapping machine more."""
 PROVED_AFTER_SECONDS = 60.0
 """Chosen: a process that idled this long and then died did not fail to start."""
+WAITS_FOR_TURN = "waits for its turn: other workers of this node are starting"
 LOG_LINES = 5
 """How many last lines of the engine's output go into the message of a failure."""
 DRIFT_UNUSABLE = (
@@ -239,6 +240,11 @@ class Worker:
             self._rest.clear()
         self._send(self.status())
 
+    def _tell(self, message: str) -> None:
+        """Report a message within a phase."""
+        self._message = message
+        self._send(self.status())
+
     def _heed_change(self) -> None:
         """Let the loop see a changed wish; a serving worker shows at once that it drains."""
         if self._state is State.READY and not self._is_current:
@@ -295,8 +301,17 @@ class Worker:
         return Event.WANTED
 
     async def _start(self) -> Event:
-        self._generation += 1
         self._template = self._worker.spec.template
+        with self._engines.turn() as turn:
+            if not turn.is_set():
+                self._tell(WAITS_FOR_TURN)
+                await self._while_current(turn.wait())
+                self._tell("")
+            return await self._bring_up() if self._is_current else Event.UNWANTED
+
+    async def _bring_up(self) -> Event:
+        """Start the next process, in this worker's turn to do so."""
+        self._generation += 1
         self._message = self._engines.note
         if self._message:
             self._send(self.status())

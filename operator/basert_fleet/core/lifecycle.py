@@ -17,7 +17,7 @@ class State(StrEnum):
 
     STOPPED = "STOPPED"
     STARTING = "STARTING"
-    """A process exists and does not listen yet."""
+    """It waits for its turn to start, or its process does not listen yet."""
     WARMING = "WARMING"
     """It listens; canaries and calibration run. No request of a user reaches it."""
     READY = "READY"
