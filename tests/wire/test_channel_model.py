@@ -76,6 +76,8 @@ class LinksLoseNothing(RuleBasedStateMachine):
     @precondition(lambda self: not self.ends["agent"].channel.is_attached and self.dialled is None)
     @rule()
     def agent_dials(self) -> None:
+        """It may have given up a connection whose answer was on its way: nobody hears that any more."""
+        self.answered = None
         self.dialled = self.ends["agent"].channel.received_up_to
 
     @precondition(lambda self: self.dialled is not None)
