@@ -81,6 +81,23 @@ def test_every_message_comes_back_equal(sender, reader, messages) -> None:
     assert [reader.decode_message(sender.encode(message)) for message in messages] == messages
 
 
+@pytest.mark.parametrize(
+    ("sender", "reader", "message", "payload"),
+    [
+        (gateway_codec(), agent_codec(), msgspec.structs.replace(TO_AGENT[1], body=(large := b"L" * 65_537)), large),
+        (agent_codec(), gateway_codec(), Body("w-0", E1, large, Part.WHOLE), large),
+    ],
+    ids=["lease", "body"],
+)
+def test_a_large_payload_is_a_part_of_its_message_and_not_copied(sender, reader, message, payload) -> None:
+    """The very object that was given, between two small parts; joined, they are the message as it is encoded whole."""
+    before, middle, after = sender.encode_parts(message)
+    assert middle is payload
+    assert before + middle + after == sender.encode(message)
+    assert reader.decode_message(before + middle + after) == message
+    assert len(before) + len(after) < 300
+
+
 def test_a_bare_acknowledgement_is_a_frame_of_a_few_bytes() -> None:
     """An idle link costs next to nothing."""
     data = agent_codec().encode_frame(Frame(5, 3, ()))

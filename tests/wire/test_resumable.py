@@ -10,14 +10,24 @@ from basert_fleet.core.delivery import Part, VerifyMode
 from basert_fleet.core.epoch import Epoch
 from basert_fleet.wire.channel import Frame, Loss
 from basert_fleet.wire.codec import Bye, agent_codec, gateway_codec
-from basert_fleet.wire.fragments import FRAGMENT_BYTES, Fragment
+from basert_fleet.wire.fragments import FRAGMENT_BYTES, Assembly, Fragment
 from basert_fleet.wire.messages import Accepted, Body, Cancel, Lease, Offer
-from basert_fleet.wire.resumable import DEFAULT_LIMITS, LinkCounts, LinkLimits, ResumableLink
+from basert_fleet.wire.resumable import (
+    DEFAULT_LIMITS,
+    FRAME_BYTES,
+    FRAMES_PER_TURN,
+    LinkCounts,
+    LinkLimits,
+    ResumableLink,
+)
 from support.link_ends import LOST, RESUMED, SUSPENDED, LinkEnd
+from support.turns import settled, until
 from support.virtual_loop import run_virtual
 
 EPOCH = Epoch("ab12", 1, 1)
 TO_GATEWAY = gateway_codec()
+LARGE = b"".join(number.to_bytes(8, "big") for number in range(1024**2))
+"""8 MiB."""
 
 
 def body(text: bytes, worker: str = "w") -> Body:
@@ -208,10 +218,99 @@ def test_a_large_message_leaves_room_for_small_ones() -> None:
         bench.line.writable = True
         bench.link.connection_writable(bench.line)
         items = bench.line.items
-        assert items[1] == Accepted("v", EPOCH)
+        assert items.index(Accepted("v", EPOCH)) <= 2
         assert items[-1] == Accepted("w", EPOCH)
-        assert len(items) == 13
-        assert max(len(frame.items) for _, frame in bench.line.written) <= 5
+        assert [isinstance(item, Fragment) for item in items].count(False) == 2
+        assert max(len(frame.items) for _, frame in bench.line.written) <= 6
+
+    run_virtual(main())
+
+
+class Turns:
+    """Counts the loop's turns, and notes how many bytes a line was given in each."""
+
+    def __init__(self, line: Line) -> None:
+        self._written, self._keep = 0, line.write
+        self.bytes_of: list[int] = []
+        line.write = self._write
+        self._turn()
+
+    def _write(self, data: bytes) -> None:
+        self._written += len(data)
+        self._keep(data)
+
+    def _turn(self) -> None:
+        self.bytes_of.append(self._written)
+        self._written = 0
+        asyncio.get_running_loop().call_soon(self._turn)
+
+
+def test_a_large_message_takes_many_turns_of_the_loop() -> None:
+    """However much the connection takes, about 1 MiB goes out in one turn; the others are everybody else's (C32)."""
+
+    async def main() -> None:
+        bench = Bench()
+        turns = Turns(bench.line)
+        bench.end.send(Body("w", EPOCH, LARGE, Part.WHOLE))
+        await until(lambda: any(getattr(item, "last", False) for item in bench.line.items))
+        assert max(turns.bytes_of) <= FRAMES_PER_TURN * (FRAME_BYTES + 2 * FRAGMENT_BYTES)
+        assert len([written for written in turns.bytes_of if written]) >= len(LARGE) // (2 * 1024**2)
+        assembly = Assembly()
+        (whole,) = filter(None, map(assembly.add, bench.line.items))
+        assert TO_GATEWAY.decode_message(whole) == Body("w", EPOCH, LARGE, Part.WHOLE)
+
+    run_virtual(main())
+
+
+def test_what_is_sent_meanwhile_overtakes_a_large_message() -> None:
+    """It goes in the next turn's frames, and costs no turn a second megabyte; its own worker's messages keep behind."""
+
+    async def main() -> None:
+        bench = Bench()
+        turns = Turns(bench.line)
+        bench.end.send(Body("w", EPOCH, LARGE, Part.WHOLE))
+        await until(lambda: bench.line.items)
+        bench.end.send(Accepted("v", EPOCH), Accepted("w", EPOCH))
+        before = len(bench.line.items)
+        await until(lambda: Accepted("w", EPOCH) in bench.line.items)
+        assert bench.line.items.index(Accepted("v", EPOCH)) <= before + FRAMES_PER_TURN * 6
+        assert bench.line.items[-1] == Accepted("w", EPOCH)
+        assert max(turns.bytes_of) <= FRAMES_PER_TURN * (FRAME_BYTES + 2 * FRAGMENT_BYTES)
+
+    run_virtual(main())
+
+
+def test_a_large_message_goes_on_with_the_next_connection() -> None:
+    """Cut between two turns: nothing goes to the old connection any more, and each fragment once to the new one."""
+
+    async def main() -> None:
+        bench, second = Bench(), Line()
+        bench.end.send(Body("w", EPOCH, LARGE, Part.WHOLE))
+        await until(lambda: bench.line.items)
+        before = len(bench.line.items)
+        bench.link.connection_lost(bench.line)
+        await settled()
+        assert len(bench.line.items) == before
+        bench.link.resume(second, peer_received=before)
+        await until(lambda: second.items and second.items[-1].last)
+        data = b"".join(item.data for item in bench.line.items + second.items)
+        assert TO_GATEWAY.decode_message(data) == Body("w", EPOCH, LARGE, Part.WHOLE)
+
+    run_virtual(main())
+
+
+def test_closing_in_the_middle_of_a_large_message_sends_the_rest_first() -> None:
+    """The goodbye is the last item, and nothing is written after it."""
+
+    async def main() -> None:
+        bench = Bench()
+        bench.end.send(Body("w", EPOCH, LARGE, Part.WHOLE))
+        await until(lambda: bench.line.items)
+        bench.link.close()
+        await settled()
+        assert bench.line.items[-2].last
+        assert bench.line.items[-1] == Bye()
+        assert bench.line.ended == "closed"
 
     run_virtual(main())
 
