@@ -17,7 +17,7 @@ from basert_fleet.cli.listen import Address
 from basert_fleet.cli.main import main
 from basert_fleet.cli.process import UsageRefused
 from basert_fleet.cli.up import AttachChanged, FileOfOneMachine
-from basert_fleet.core.api import AttachSpec
+from basert_fleet.core.api import AttachSpec, ChatMode
 from basert_fleet.core.server_address import ServerAddress
 
 API = "apiVersion: fleet.basert.dev/v1alpha1\n"
@@ -103,9 +103,11 @@ def test_what_nothing_would_honour_is_refused(more: str, field: str) -> None:
 
 
 def test_what_concerns_requests_may_be_set() -> None:
-    """The limit on a request is the fleet's own, whoever starts the server."""
-    text = standalone(named(FIRST)) + "---\n" + a_pool(1, "  server: {requestTimeoutSeconds: 60}\n")
-    assert read_fleet_file(text.encode(), "f").pools[0].spec.server.request_timeout_seconds == 60
+    """How long one may take, and who renders it, is the fleet's own doing, whoever starts the server."""
+    settings = "requestTimeoutSeconds: 60, chat: rendered, chatTemplate: {file: q.jinja}, toolDialect: hermes"
+    text = standalone(named(FIRST)) + "---\n" + a_pool(1, f"  server: {{{settings}}}\n")
+    server = read_fleet_file(text.encode(), "f").pools[0].spec.server
+    assert (server.request_timeout_seconds, server.chat) == (60, ChatMode.RENDERED)
 
 
 def test_without_slots_there_must_be_a_command() -> None:

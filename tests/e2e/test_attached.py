@@ -9,8 +9,11 @@ from typing import Any
 import httpx
 
 from support.attached import Server, servers
+from support.emulator import read_journal
 from support.fleet import Fleet, attached_pool, fleet
 from support.users import REQUEST_SECONDS, Got, Kind, ask, tally
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "engine" / "templates" / "qwen_xml.jinja"
 
 
 def entry(server: Server) -> dict[str, Any]:
@@ -38,6 +41,20 @@ async def test_the_reports_shapes_are_all_right_on_attached_servers(tmp_path: Pa
             assert sum(server.processes for server in both) > 2
             assert f"qwen-0 is the server at {both[0].url}" in running.log()
             assert "They cannot be killed from here." in running.log()
+
+
+async def test_rendered_chats_are_right_on_an_attached_server(tmp_path: Path) -> None:
+    """As on a process of the fleet's own: eighteen in a row, no prefix reused, and nobody restarts the server."""
+    document = attached_pool(1)
+    document["spec"]["server"] = {"chat": "rendered", "chatTemplate": {"file": str(TEMPLATE)}}
+    async with servers(tmp_path, 1, "--sim-bug", "on") as (server,):
+        await server.restart()
+        async with fleet(tmp_path / "fleet", document, attach=[entry(server)]) as running, client_of(running) as client:
+            replies = [await ask(client, Kind.TOOL, f"seq-{number}") for number in range(18)]
+            assert tally(replies) == {Got.RIGHT: 18}, replies
+        begun = [record for record in read_journal(server.journal_path) if record["event"] == "begin"]
+        assert {(record["kind"], record["reuse"]) for record in begun} == {("completion", 0)}
+        assert server.processes == 1
 
 
 async def test_a_server_that_is_restarted_in_mid_request_costs_nobody_an_answer(tmp_path: Path) -> None:

@@ -185,8 +185,8 @@ def write_pools(folder: Path, *pools: dict[str, Any], attach: Sequence[dict[str,
             {"apiVersion": "fleet.basert.dev/v1alpha1", "kind": "Standalone", "spec": {"attach": [*attach]}}
         )
     for document in pools:
-        server = document["spec"].get("server")
-        if server is None:
+        server = document["spec"].get("server", {})
+        if "command" not in server:
             documents.append(document)
             continue
         args = [*server["args"], "--sim-journal", str(folder / "journal.jsonl")]

@@ -27,7 +27,11 @@ ONLY_FOR_OWN_PROCESSES: tuple[Path, ...] = (
     ("spec", "server", "allowUnsafeFlags"),
     ("spec", "resources", "memory"),
 )
-"""Settings of a pool that nothing would honour where something else starts its servers."""
+"""Settings of a pool that nothing would honour where something else starts its servers.
+
+The rest of `spec.server` concerns requests, and holds: their time limit, and rendered chats (tried on an emulator with
+the bug, `tests/e2e/test_attached.py`).
+"""
 
 
 def attach_problems(

@@ -506,7 +506,8 @@ class AttachSpec(ApiModel):
         pattern=DNS_LABEL,
         max_length=40,
         description="The pool it serves. All workers of that pool are attached servers, so its `replicas` is how many "
-        "entries name it, and settings that only matter to a process of the fleet's own are refused in it.",
+        "entries name it, and settings that only matter to a process of the fleet's own are refused in it. What "
+        "`server` says of requests holds: requestTimeoutSeconds, and chat with chatTemplate and toolDialect.",
     )
     url: str = Field(
         max_length=256,
