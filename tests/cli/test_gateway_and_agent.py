@@ -9,9 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from basert_fleet.cli.exits import Exit
 from basert_fleet.cli.main import main
+from support.cut_proxy import cut_proxy
 from support.fleet import MODEL, free_ports, pool, write_pools
 from support.links import Program, agent_program, gateway_program
 
@@ -128,6 +130,54 @@ async def test_a_wrong_token_is_told_at_both_ends_and_a_right_one_needs_no_resta
         await agent.says("is ready")
     for program in (gateway, agent):
         assert not any(token in program.log() for token in ("old-token", "new-token", "stale-token"))
+
+
+async def links_counted(ops_port: int) -> dict[tuple[str, str], float]:
+    """Return what a scrape says of links, by the counter's name and the node."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ops_port}") as client:
+        text = (await client.get("/metrics")).raise_for_status().text
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {
+        (sample.name.removeprefix("basert_fleet_").removesuffix("_total"), sample.labels["node"]): sample.value
+        for sample in samples
+        if sample.name.startswith("basert_fleet_link")
+    }
+
+
+async def test_a_scrape_tells_what_links_went_through(file: Path, tmp_path: Path) -> None:
+    """A link, a cut and a resume count for their node, a refused token for nobody; all begin at 0."""
+    port, ops_port, agents = free_ports(3)
+    for name in ("right", "wrong"):
+        (tmp_path / name).write_text(f"{name}-token\n")
+    gateway = gateway_program(tmp_path, port, ops_port, agents, "--agent-token-file", str(tmp_path / "right"))
+    stranger = agent_program(tmp_path, "mac-2", agents, "--token-file", str(tmp_path / "wrong"))
+    async with cut_proxy(agents) as line:
+        agent = agent_program(tmp_path, "mac-1", line.port, "--token-file", str(tmp_path / "right"))
+        async with programs(gateway):
+            await gateway.says("agents dial")
+            before = await links_counted(ops_port)
+            assert len(before) == 6
+            assert set(before.values()) == {0}
+            async with programs(agent, stranger):
+                await gateway.says("node mac-1 is connected")
+                assert (await links_counted(ops_port))["links_resumed", "mac-1"] == 0
+                line.cut()
+                await gateway.says("node mac-1 is out of reach")
+                line.forward()
+                await gateway.says("node mac-1 is back, and nothing was lost")
+                await stranger.says("does not know this agent's token")
+                after = await links_counted(ops_port)
+    assert after["link_refusals", ""] >= 1
+    of_node = {name: value for (name, node), value in after.items() if node == "mac-1"}
+    assert of_node.pop("link_duplicates") >= 0
+    assert of_node == {
+        "links_opened": 1,
+        "links_resumed": 1,
+        "links_lost": 0,
+        "link_refusals": 0,
+        "link_malformed_frames": 0,
+    }
+    assert {node for _, node in after} == {"", "mac-1"}
 
 
 async def test_an_agent_dials_by_tls_and_the_fleet_serves(

@@ -12,13 +12,14 @@ from picows import WSListener, WSMsgType, ws_connect
 from basert_fleet.core.delivery import Part, VerifyMode
 from basert_fleet.core.epoch import Epoch
 from basert_fleet.wire import dialling as dialling_module
+from basert_fleet.wire import server as server_module
 from basert_fleet.wire.codec import MAX_FRAME_BYTES
 from basert_fleet.wire.credentials import UnprotectedAddress, token_check
 from basert_fleet.wire.dialling import DialFailed, TokenRefused, VersionRefused, dial
 from basert_fleet.wire.handshake import Open
 from basert_fleet.wire.messages import Accepted, Body, Cancel, Lease
 from basert_fleet.wire.resumable import LinkLimits
-from basert_fleet.wire.server import AgentServer
+from basert_fleet.wire.server import NOBODY, AgentServer
 from support.cut_proxy import cut_proxy
 from support.link_ends import LOST, RESUMED, SUSPENDED, LinkEnd
 from support.turns import settled, until
@@ -239,7 +240,7 @@ async def test_a_wrong_token_is_refused_and_told_clearly() -> None:
             await until(lambda: agent.pauses)
             assert agent.pauses[0] == (5.0, 10.0)
             assert running.ends == []
-            assert running.server.counts.refused >= 2
+            assert running.server.counts[NOBODY].refused >= 2
             tokens.append("wrong")
             await until(lambda: agent.end.links)
 
@@ -381,13 +382,13 @@ async def flood(port: int, first: list[bytes], kind: WSMsgType, data: bytes) -> 
     ids=["unreadable", "empty", "text"],
 )
 async def test_a_flood_of_nonsense_ends_each_connection_that_brings_it(first, kind, data) -> None:
-    """Counted once per connection; others do not notice."""
+    """Counted once per connection, for the node that it said it is; others do not notice."""
     async with gateway() as running, dialling(f"ws://127.0.0.1:{running.port}") as agent:
         await until(lambda: agent.end.links)
         for _ in range(10):
             await flood(running.port, first, kind, data)
         await until(lambda: len(running.server._connections) == 1)
-        assert running.server.counts.malformed == 10
+        assert running.server.counts["mac-9" if first else NOBODY].malformed == 10
         agent.end.send(Accepted("w", epoch(1)))
         await until(lambda: running.ends[0].heard == [Accepted("w", epoch(1))])
 
@@ -400,12 +401,24 @@ async def test_a_frame_that_is_too_large_ends_its_connection() -> None:
         assert running.end.messages == []
 
 
+async def test_names_that_agents_make_up_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many nodes are counted apart, and no long name: they would fill the memory, and the metrics."""
+    monkeypatch.setattr(server_module, "COUNTED_NODES", 2)
+    async with gateway() as running:
+        for number, name in enumerate(["x" * 64, "mac-1", "mac-2", "mac-3", "mac-1"], start=1):
+            transport, _ = await stranger(running.port)
+            transport.send(WSMsgType.BINARY, msgspec.msgpack.encode(Open(name, 1, 1)))
+            await until(lambda number=number: len(running.ends) == number)
+        opened = {node: counts.opened for node, counts in running.server.counts.items()}
+        assert opened == {NOBODY: 2, "mac-1": 2, "mac-2": 1}
+
+
 async def test_a_connection_that_asks_for_nothing_is_turned_away() -> None:
     """It has as long as a slow handshake may take."""
     async with gateway(limits=LinkLimits(handshake_seconds=0.05)) as running:
         _, listener = await stranger(running.port)
         await listener.gone.wait()
-        assert running.server.counts.refused == 1
+        assert running.server.counts[NOBODY].refused == 1
 
 
 async def test_a_link_that_a_stranger_asks_for_is_not_theirs_to_have() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from basert_fleet.cli.process import UsageRefused
 from basert_fleet.cli.tokens import read_tokens
 from basert_fleet.gateway.fleet import AgentNews
 from basert_fleet.gateway.server import ListenFailed
+from basert_fleet.telemetry.links import LinkCollector, LinkTotals
 from basert_fleet.wire.credentials import require_protected_listener, token_check
 from basert_fleet.wire.server import AgentServer
 
@@ -117,6 +118,7 @@ class AgentsPort:
             ssl_context=settings.tls,
         )
         fleet.on_agent.append(self._tell)
+        fleet.metrics.registry.register(LinkCollector(self._link_totals))
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -156,6 +158,9 @@ class AgentsPort:
         accepted = self._accepts(authorization)
         self._wrong_tokens += not accepted
         return accepted
+
+    def _link_totals(self) -> dict[str, LinkTotals]:
+        return {node: LinkTotals(**asdict(counts)) for node, counts in self._server.counts.items()}
 
     def _tell(self, node: str, news: AgentNews) -> None:
         """Tell what is new; a second agent that dials again and again is told once."""

@@ -167,6 +167,41 @@ NODE_CONNECTED = _gauge(
     "node",
     "unschedulable",
 )
+LINKS_OPENED = _counter(
+    "links_opened",
+    "New links of a node's agent, the first one included. A rise means that the agent was started again, or that its "
+    "last link was lost. Like all of these: without a node where the agent had not said who it is.",
+    "node",
+)  # fmt: skip
+LINKS_RESUMED = _counter(
+    "links_resumed",
+    "Connections that took up a link whose last one had broken. Nothing was lost; a steady rise means a bad network, "
+    "or a proxy that cuts WebSockets.",
+    "node",
+)  # fmt: skip
+LINKS_LOST = _counter(
+    "links_lost",
+    "Links that ended without being closed. Each one cost its node's running requests an attempt: the agent died, was "
+    "away for too long, or took too little of what it was sent.",
+    "node",
+)  # fmt: skip
+LINK_REFUSALS = _counter(
+    "link_refusals",
+    "Connections turned away: a wrong token, no common version, or nothing asked for in time. A steady rise is an "
+    "agent whose token file or version is wrong, or a stranger at the port.",
+    "node",
+)  # fmt: skip
+LINK_MALFORMED_FRAMES = _counter(
+    "link_malformed_frames",
+    "Frames that no agent sends. Each one ended its connection, and its link if it had one. With a node any rise is a "
+    "bug or a broken network; without, a stranger at the port.",
+    "node",
+)  # fmt: skip
+LINK_DUPLICATES = _counter(
+    "link_duplicates",
+    "Messages that came again after a resume, and were dropped. Some follow each resume; a rise without one is a bug.",
+    "node",
+)  # fmt: skip
 WORKER_LAST_READY = _gauge(
     "worker_last_ready_timestamp_seconds",
     "Unix time at which a desired worker was last ready, or became desired. The older, the longer stuck.",
@@ -207,6 +242,12 @@ DEFINITIONS: tuple[Definition, ...] = (
     QUEUE_OLDEST_SECONDS,
     SLOTS,
     NODE_CONNECTED,
+    LINKS_OPENED,
+    LINKS_RESUMED,
+    LINKS_LOST,
+    LINK_REFUSALS,
+    LINK_MALFORMED_FRAMES,
+    LINK_DUPLICATES,
     WORKER_LAST_READY,
     DESIRED_APPLIED,
     LOG_LINES_DROPPED,

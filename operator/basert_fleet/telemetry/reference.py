@@ -10,7 +10,8 @@ _OPENING = """\
 # Metrics
 
 `GET /metrics` on the ops port, in the Prometheus or the OpenMetrics text format. Every series below exists from the
-start of its pool or node, at 0. This page is generated from `telemetry/definitions.py`; a test fails when it is stale.
+start of its pool or node, at 0; those of links only where agents dial in (`basert-fleet gateway`). This page is
+generated from `telemetry/definitions.py`; a test fails when it is stale.
 
 | metric | kind | labels | meaning |
 |---|---|---|---|

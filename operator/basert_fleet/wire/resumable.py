@@ -117,7 +117,8 @@ class ResumableLink(Generic[Sent, Received]):
         self._endpoint = endpoint
         self._codec = codec
         self._limits = limits
-        self._counts = counts
+        self.counts = counts
+        """Where it counts what it notices; its transport may add to them."""
         self._over = over
         self._channel: Channel[bytes, Item[Received]] = Channel(self._loop.time(), limits.channel)
         self._connection: Connection | None = None
@@ -168,7 +169,7 @@ class ResumableLink(Generic[Sent, Received]):
 
     def open(self, connection: Connection) -> None:
         """Begin, with the first connection."""
-        self._counts.opened += 1
+        self.counts.opened += 1
         self._connection = connection
         self._channel.attached(0, self._loop.time())
         self._endpoint.bind(self)
@@ -185,7 +186,7 @@ class ResumableLink(Generic[Sent, Received]):
             connection.abort()
             self.lose(Loss.FORGOTTEN)
             return
-        self._counts.resumed += 1
+        self.counts.resumed += 1
         self._connection = connection
         for frame in frames:
             connection.write(self._codec.encode_frame(frame))
@@ -217,7 +218,7 @@ class ResumableLink(Generic[Sent, Received]):
         except (MalformedFrame, BrokenSequence):
             self._give_up_on_peer()
             return
-        self._counts.duplicates += len(frame.items) - len(fresh)
+        self.counts.duplicates += len(frame.items) - len(fresh)
         self._inbox.extend(fresh)
         self._deliver()
         self._acknowledge(now)
@@ -308,7 +309,7 @@ class ResumableLink(Generic[Sent, Received]):
             self._endpoint.message_received(message)
 
     def _give_up_on_peer(self) -> None:
-        self._counts.malformed += 1
+        self.counts.malformed += 1
         self.lose(Loss.MALFORMED)
 
     # --- Time
@@ -339,7 +340,7 @@ class ResumableLink(Generic[Sent, Received]):
         self._ended = True
         loss = self._channel.lost
         if loss not in {Loss.CLOSED, Loss.CLOSED_BY_PEER}:
-            self._counts.lost += 1
+            self.counts.lost += 1
         self._alarm.cancel()
         for handle in (self._flush_timer, self._next_pump):
             if handle is not None:

@@ -19,7 +19,7 @@ from basert_fleet.wire.websocket import WebSocketConnection, options
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from picows import WSListener, WSUpgradeRequest
 
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 _AgentLink: TypeAlias = ResumableLink[ToAgent, ToGateway]
 
+NOBODY = ""
+"""Whom the counts of connections concern that ended before an agent said who it is."""
+COUNTED_NODES = 1000
+"""How many nodes are counted apart; what further ones do counts as nobody's. A bound: names are what agents say."""
+_NODE_NAME_LENGTH = 63
+"""The longest name that is counted apart: that of a DNS label, as `--node` takes it."""
 _REFUSED = b"This gateway does not know the token. Give the agent the one that the gateway was started with.\n"
 _UPGRADE_SECONDS = 60.0
 """After no common version was found: somebody must upgrade first."""
@@ -59,11 +65,11 @@ class AgentServer:
         self._arriving: dict[WebSocketConnection, asyncio.TimerHandle] = {}
         self._links: dict[str, _AgentLink] = {}
         self._all_gone = asyncio.Event()
-        self._counts = LinkCounts()
+        self._counts = {NOBODY: LinkCounts()}
 
     @property
-    def counts(self) -> LinkCounts:
-        """What went wrong so far, each number only ever growing."""
+    def counts(self) -> Mapping[str, LinkCounts]:
+        """What happened so far, by the node that an agent said it is."""
         return self._counts
 
     async def start(self, host: str, port: int) -> int:
@@ -105,7 +111,7 @@ class AgentServer:
 
     def _upgrade(self, request: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:
         if self._check is not None and not self._check(request.headers.get("Authorization")):
-            self._counts.refused += 1
+            self._counts[NOBODY].refused += 1
             response = WSUpgradeResponse.create_error_response(401, _REFUSED, {"WWW-Authenticate": "Bearer"})
             return WSUpgradeResponseWithListener(response, None)
         return WebSocketConnection(self)
@@ -129,10 +135,12 @@ class AgentServer:
 
     def nonsense_received(self, connection: WebSocketConnection) -> None:
         """End the connection, and its link."""
-        self._counts.malformed += 1
         link = self._connections.get(connection)
         if link is not None:
+            link.counts.malformed += 1
             link.lose(Loss.MALFORMED)
+        else:
+            self._counts[NOBODY].malformed += 1
         connection.abort()
 
     def writable_again(self, connection: WebSocketConnection) -> None:
@@ -155,7 +163,7 @@ class AgentServer:
     # --- Which link a connection carries
 
     def _turn_away(self, connection: WebSocketConnection) -> None:
-        self._counts.refused += 1
+        self._counts[NOBODY].refused += 1
         self._arriving.pop(connection, None)
         connection.abort()
 
@@ -163,12 +171,12 @@ class AgentServer:
         try:
             asked = self._opens.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._counts.malformed += 1
+            self._counts[NOBODY].malformed += 1
             connection.abort()
             return
         version = common_version(asked)
         if isinstance(version, str):
-            self._counts.refused += 1
+            self._counts_of(asked.node).refused += 1
             refusal = Refusal(version, retry_after_seconds=_UPGRADE_SECONDS, version=True)
             connection.write(self._encoder.encode(refusal))
             connection.close()
@@ -194,13 +202,17 @@ class AgentServer:
             self._accept(),
             self._codec,
             limits=self._limits,
-            counts=self._counts,
+            counts=self._counts_of(asked.node),
             over=self._over,
         )
         self._links[link.name] = link
         self._connections[connection] = link
         connection.write(self._encoder.encode(Opened(version, link.name)))
         link.open(connection)
+
+    def _counts_of(self, node: str) -> LinkCounts:
+        has_room = len(self._counts) <= COUNTED_NODES and len(node) <= _NODE_NAME_LENGTH
+        return self._counts.setdefault(node if has_room or node in self._counts else NOBODY, LinkCounts())
 
     def _over(self, link: _AgentLink) -> None:
         self._links.pop(link.name, None)
