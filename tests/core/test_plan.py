@@ -50,6 +50,17 @@ def stopped(planned: Plan) -> list[str]:
     return [w.metadata.name for w in planned.workers if w.spec.state is WorkerState.STOPPED]
 
 
+def test_a_worker_that_needs_no_change_is_the_very_object_of_the_last_pass() -> None:
+    """So that whoever keeps something with each worker sees at once which ones are new; an equal one is replaced."""
+    pool, node = a_pool(replicas=2), mac()
+    views = settled([pool], [node])
+    again = plan([pool], [node], views).workers
+    assert all(worker is view.worker for worker, view in zip(again, views, strict=True))
+    changed = a_pool(replicas=2, isolation={"settleSeconds": 3})
+    news = plan([changed], [node], views).workers
+    assert all(worker.spec.isolation is changed.spec.isolation for worker in news)
+
+
 def test_workers_are_named_by_pool_and_index() -> None:
     """A pool's workers are called <pool>-0, <pool>-1, …, carry its settings, and run."""
     pool = a_pool(replicas=2)

@@ -223,8 +223,14 @@ class _Draft:
         )
 
     def _refreshed(self, view: WorkerView) -> WorkerView:
-        """Give a worker at once whatever a running process takes as it is; the rest waits for its turn."""
+        """Give a worker at once whatever a running process takes as it is; the rest waits for its turn.
+
+        One that was made from this very spec is left as the object it is: most passes change nothing, and with many
+        workers would take most of their time for making equal ones.
+        """
         old = view.worker
+        if self._was_made_from_this(old.spec):
+            return view
         if old.spec.template == self._template:
             worker = self._desired(worker_index(old), old.spec.node)
         else:
@@ -232,6 +238,16 @@ class _Draft:
             news = {"model": model, "isolation": self._spec.isolation}
             worker = old.model_copy(update={"spec": old.spec.model_copy(update=news)})
         return WorkerView(worker, view.template, view.ready, view.stopped)
+
+    def _was_made_from_this(self, made: WorkerSpec) -> bool:
+        spec = self._spec
+        return (
+            made.template == self._template
+            and made.model is spec.model
+            and made.server is spec.server
+            and made.resources is spec.resources
+            and made.isolation is spec.isolation
+        )
 
 
 class _Ledger:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
@@ -43,6 +44,16 @@ class Placement(Enum):
     """Nodes that are just dialling would get none, or bring workers that were placed elsewhere meanwhile."""
 
 
+class _Document(NamedTuple):
+    """A worker, and the same as JSON."""
+
+    worker: BasertWorker
+    text: bytes
+
+
+NOTHING_WRITTEN: Mapping[str, _Document] = MappingProxyType({})
+
+
 class Planner:
     """The desired set of workers, and what of it each node has been told."""
 
@@ -59,7 +70,7 @@ class Planner:
     @property
     def documents(self) -> tuple[bytes, ...]:
         """Every worker of the last plan, as JSON."""
-        return tuple(self._documents.values())
+        return tuple(document.text for document in self._documents.values())
 
     @property
     def workers(self) -> tuple[BasertWorker, ...]:
@@ -124,7 +135,7 @@ class Planner:
         self._placement = placement
         hosts = nodes if placement is Placement.OPEN else [replace(node, connected=False) for node in nodes]
         self._plan = plan(pools, hosts, [_view(worker, report_of(worker)) for worker in self._plan.workers])
-        self._documents = _documents(self._plan.workers)
+        self._documents = _documents(self._plan.workers, self._documents)
         for node, strays in self._strays.items():
             self._strays[node] = {
                 name: stray for name, stray in strays.items() if not _has_stopped(stray, report_of(stray))
@@ -133,8 +144,8 @@ class Planner:
 
     def _news(self, node: str) -> Desired | None:
         """Return what a node has not been told; the first news of a session comes also when it has no workers."""
-        mine = {w.metadata.name: self._documents[w.metadata.name] for w in self._plan.workers if w.spec.node == node}
-        documents = tuple((_documents(self._strays.get(node, {}).values()) | mine).values())
+        mine = {name: one for name, one in self._documents.items() if one.worker.spec.node == node}
+        documents = tuple(one.text for one in (_documents(self._strays.get(node, {}).values()) | mine).values())
         if self._told.get(node) == documents:
             return None
         self._told[node] = documents
@@ -142,8 +153,19 @@ class Planner:
         return Desired(self._revision, documents)
 
 
-def _documents(workers: Iterable[BasertWorker]) -> dict[str, bytes]:
-    return {worker.metadata.name: worker.model_dump_json(by_alias=True).encode() for worker in workers}
+def _documents(
+    workers: Iterable[BasertWorker], written: Mapping[str, _Document] = NOTHING_WRITTEN
+) -> dict[str, _Document]:
+    """Return the workers as JSON, by name; a worker that is the very object of last time is not written again."""
+    documents = {}
+    for worker in workers:
+        name = worker.metadata.name
+        before = written.get(name)
+        if before is not None and before.worker is worker:
+            documents[name] = before
+        else:
+            documents[name] = _Document(worker, worker.model_dump_json(by_alias=True).encode())
+    return documents
 
 
 def _moved(worker: BasertWorker, node: str) -> BasertWorker:
@@ -151,18 +173,33 @@ def _moved(worker: BasertWorker, node: str) -> BasertWorker:
     return worker.model_copy(update={"spec": worker.spec.model_copy(update={"node": node})})
 
 
+class Standing(NamedTuple):
+    """All that a plan takes from a worker's report."""
+
+    serves_with: str
+    """The template of the process with which it serves; empty while it does not."""
+    has_none: bool
+    """There is no process, and none is on its way."""
+
+
+SILENCE = Standing("", has_none=False)
+"""What is known of a worker without a report."""
+
+
+def standing(report: WorkerStatus | None) -> Standing:
+    """Read a report as a plan does."""
+    if report is None:
+        return SILENCE
+    serves_with = report.template if report.phase in SERVING else ""
+    return Standing(serves_with, has_none=report.phase == State.STOPPED and report.pid is None)
+
+
 def _has_stopped(worker: BasertWorker, report: WorkerStatus | None) -> bool:
     """Say whether a worker was told to stop, and its agent said that no process of it is left."""
-    told = worker.spec.state is WorkerState.STOPPED
-    return told and report is not None and report.phase == State.STOPPED and report.pid is None
+    return worker.spec.state is WorkerState.STOPPED and standing(report).has_none
 
 
 def _view(worker: BasertWorker, report: WorkerStatus | None) -> WorkerView:
-    if report is None:
-        return WorkerView(worker)
-    return WorkerView(
-        worker,
-        template=report.template,
-        ready=report.phase in SERVING,
-        stopped=_has_stopped(worker, report),
-    )
+    serves_with, has_none = standing(report)
+    told = worker.spec.state is WorkerState.STOPPED
+    return WorkerView(worker, template=serves_with, ready=bool(serves_with), stopped=told and has_none)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from basert_fleet.core.plan import NodeView
-from basert_fleet.gateway.planning import SERVING, Placement, Planner
+from basert_fleet.gateway.planning import SERVING, Placement, Planner, standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,10 +126,10 @@ class Roster:
         self._see(session)
 
     def reported(self, status: WorkerStatus, before: WorkerStatus | None) -> None:
-        """Take in a worker's status."""
+        """Take in a worker's status; a start that gets on, or a canary between two requests, is no reason to plan."""
         if before is not None and before.phase in SERVING:
             self._last_ready[status.worker] = self._wall()
-        if before is None or _matters(status) != _matters(before):
+        if standing(status) != standing(before):
             self._plan_soon()
 
     def lose(self, session: Session) -> None:
@@ -181,9 +181,3 @@ class Roster:
         for name in self._last_ready.keys() - known:
             del self._last_ready[name]
         self._planned()
-
-
-def _matters(status: WorkerStatus) -> tuple[bool, str, str]:
-    """Return what a plan depends on: a canary between two requests is no reason to plan."""
-    phase = "serving" if status.phase in SERVING else status.phase
-    return status.pid is None, status.template, phase
