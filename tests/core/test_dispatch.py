@@ -680,3 +680,11 @@ def test_two_blamed_leases_in_a_row_leave_one_account() -> None:
         dispatch.finished(name, 6.0)
     dispatch.offer("w", epoch(3), 7.0)
     assert not any(len(ledger._present) for ledger in dispatch._ledgers.values())
+
+
+def test_a_slot_counts_once_whatever_is_offered_of_it() -> None:
+    """Retry-After is worked out by slots; one that is leased, with its offer ahead out of reach, is one."""
+    dispatch = with_a_slot_ahead()
+    dispatch.offer("w", epoch(2), 5.0, kind=OfferKind.AHEAD)
+    dispatch.agent_suspended(["w"], 5.1)
+    assert len(dispatch._slots) == 1

@@ -18,6 +18,7 @@ from basert_fleet.core.isolation import (
     Evidence,
     JudgePolicy,
     Probe,
+    foresees_clean,
     judge,
     next_check,
     used_by_others,
@@ -303,3 +304,33 @@ def test_leases_that_say_nothing_of_drift_leave_its_trust_alone(verdict: Verdict
 def test_what_an_idle_slots_counters_tell(before: Probe, used: bool) -> None:
     """Any change is somebody else's request, but for the engine's reset to zero."""
     assert used_by_others(Probe(False, 275, 275), before) is used
+
+
+@pytest.mark.parametrize(
+    ("baseline", "ending", "tokens", "problem", "foreseen"),
+    [
+        (Baseline(0, {Ending.STOP: 3}), Ending.STOP, None, None, True),
+        (Baseline(1, {Ending.STOP: 3}), Ending.STOP, 8, None, True),
+        (Baseline(1, {Ending.STOP: 3}), Ending.STOP, None, None, False),
+        (Baseline(0, {Ending.STOP: 3}), Ending.LENGTH, 8, None, False),
+        (Baseline(0, {Ending.STOP: 3}), Ending.STOP, 8, Reason.TOOL_CALL_MISSING, False),
+        (None, Ending.STOP, 8, None, False),
+    ],
+    ids=["no count needed", "counted", "count missing", "ending unknown", "odd answer", "no baseline"],
+)
+def test_a_clean_verdict_is_foreseen_where_only_the_counters_are_missing(
+    baseline: Baseline | None, ending: Ending, tokens: int | None, problem: Reason | None, foreseen: bool
+) -> None:
+    """What makes a lease suspect or unverifiable whatever /slots says is known with its response."""
+    assert foresees_clean(baseline, ending, tokens, problem) is foreseen
+
+
+def test_a_canary_that_the_lease_in_progress_makes_due_is_foreseen() -> None:
+    """By use, or because the time came while it ran; a process never proven owes one anyway."""
+    schedule = CanarySchedule(every_requests=2, every_seconds=100.0)
+    assert schedule.due_after_another(0.0)
+    schedule.proven(0.0)
+    assert not schedule.due_after_another(99.0)
+    assert schedule.due_after_another(100.0)
+    schedule.served(10.0)
+    assert schedule.due_after_another(20.0)

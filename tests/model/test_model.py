@@ -19,6 +19,13 @@ SCOPES = (
     ),
     scope("two slots, any fault but the link's", WHOLE, STREAM, workers=2, at_most=1, faults=OTHER_FAULTS),
     scope("two slots, one request, a link that breaks", WHOLE, workers=2, at_most=1, faults=LINK_FAULTS),
+    scope(
+        "one slot, three requests, any two faults but the link's",
+        *(WHOLE, STREAM, WHOLE),
+        workers=1,
+        at_most=2,
+        faults=OTHER_FAULTS,
+    ),
 )
 LEAST_STATES = 1_000_000
 

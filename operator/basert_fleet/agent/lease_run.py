@@ -14,7 +14,7 @@ from basert_fleet.agent.slot import Slot
 from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.calibration import Ending, Probe
 from basert_fleet.core.delivery import Outcome, releases
-from basert_fleet.core.isolation import Check, Evidence, judge, next_check, used_by_others
+from basert_fleet.core.isolation import Check, Evidence, foresees_clean, judge, next_check, used_by_others
 from basert_fleet.core.verdict import Reason, Verdict, VerdictKind
 from basert_fleet.engine.request import InvalidRequest
 from basert_fleet.engine.response import ResponseFacts
@@ -125,13 +125,12 @@ class LeaseRun:
         )
 
     def _response_over(self) -> None:
-        """Foresee that the verdict will be clean, unless something in the response speaks against it already."""
-        response, baseline = self._response, self._slot.baseline
+        """Let the slot be offered ahead if nothing in the response speaks against it already."""
+        response = self._response
         facts = response.facts() if response is not None else None
-        if response is None or facts is None or baseline is None or self._cancelled or response.overflowed:
+        if response is None or facts is None or response.overflowed or _broken(facts) or self._cancelled:
             return
-        covered = baseline.covers(facts.ending, facts.completion_tokens)
-        if covered and facts.tool_problem is None and not _broken(facts):
+        if foresees_clean(self._slot.baseline, facts.ending, facts.completion_tokens, facts.tool_problem):
             self._offers.offer_ahead()
 
     def _conclude(

@@ -91,6 +91,7 @@ class Worker:
         self._learnable: tuple[Ending, Probe, int | None] | None = None
         self._run: LeaseRun | None = None
         self._ahead: Lease | None = None
+        """What `_offers` holds back."""
         self._recycles: Counter[str] = Counter()
         self._canaries: Counter[bool] = Counter()
         self._stopping = False
@@ -409,9 +410,12 @@ class Worker:
 
     def _take_ahead(self) -> bool:
         """Accept the lease that waited for this slot to be found clean; False if there is none."""
-        lease, self._ahead = self._ahead, None
-        if lease is None or self._offers.take_ahead() is None:
+        epoch = self._offers.take_ahead()
+        if epoch is None:
             return False
+        lease, self._ahead = self._ahead, None
+        if lease is None or lease.epoch != epoch:
+            raise RuntimeError(f"the lease of {epoch} was not kept")
         self._accept(lease)
         return True
 
@@ -425,6 +429,7 @@ class Worker:
             self._trust_of(self._template).judged(self.name, self._generation, settled.verdict)
         event = self._after(settled)
         if event is None and self._worker.spec.isolation.level is IsolationLevel.SCRUB:
+            self.withdraw()  # the level may have changed since it was offered ahead
             finding = await Proof(self._current_slot, self._worker).scrub()
             if finding is not None:
                 self._note_end(finding.message, finding.reason)

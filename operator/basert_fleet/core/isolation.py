@@ -185,6 +185,16 @@ def next_check(verdict: Verdict, policy: JudgePolicy, *, agreed: AbstractSet[Rea
             assert_never(verdict.kind)
 
 
+def foresees_clean(
+    baseline: Baseline | None, ending: Ending, completion_tokens: int | None, tool_problem: Reason | None
+) -> bool:
+    """Say whether only the counters can still speak against a lease whose response is whole.
+
+    A guess, never a verdict: `judge` decides once the slot is settled.
+    """
+    return baseline is not None and tool_problem is None and baseline.covers(ending, completion_tokens)
+
+
 class CanarySchedule:
     """When one process must prove itself although nothing speaks against it: by use, and by idleness.
 

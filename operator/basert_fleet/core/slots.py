@@ -81,7 +81,7 @@ class Slots:
         self._recalled: set[str] = set()  # requests leased ahead
 
     def __len__(self) -> int:
-        return len(self._idle) + len(self._parked) + len(self._leases)
+        return len(self._idle | self._parked | self._leases)
 
     @property
     def idle_count(self) -> int:
@@ -220,7 +220,7 @@ class Slots:
 
     def unwant(self, lease: Lease) -> None:
         """Note that nobody waits for the response any more."""
-        leases = self._leases if self._leases[lease.worker] is lease else self._leased_ahead
+        leases = self._leases if self._leases[lease.worker].epoch == lease.epoch else self._leased_ahead
         leases[lease.worker] = replace(lease, wanted=False)
 
     def end(self, lease: Lease) -> None:
@@ -229,7 +229,7 @@ class Slots:
         del self._worker_of[request]
         self._accept_by.discard(request)
         self._recalled.discard(request)
-        if self._leases[worker] is not lease:
+        if self._leases[worker].epoch != lease.epoch:
             del self._leased_ahead[worker]
             return
         del self._leases[worker]

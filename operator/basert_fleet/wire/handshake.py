@@ -13,7 +13,8 @@ import msgspec
 PROTOCOL_MIN = 1
 """The oldest protocol version that this release speaks."""
 PROTOCOL_MAX = 1
-"""The newest one. A new message class, or a changed meaning, is a new version; a new field is not."""
+"""The newest one. A new message class, or a changed meaning, is a new version; a new field is not. Nothing has been
+released yet: until then version 1 is whatever both ends were built from."""
 
 
 class Open(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
