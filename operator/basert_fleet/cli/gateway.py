@@ -43,6 +43,8 @@ Serves the pools of FILE (BasertPool documents) on one OpenAI-compatible endpoin
 dial in (`basert-fleet agent`). Changes of FILE, of the keys and of the agents' tokens take effect while it runs. The
 first SIGTERM or Ctrl-C lets running requests finish (at most a minute), a second one stops at once; workers run on.
 """
+ARRIVAL_SECONDS = 2 * LONGEST_PAUSE_SECONDS
+"""Every agent dials at least once within half of it; the other half is for what it has to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait-for-agents",
         metavar="SECONDS",
         type=seconds,
-        default=LONGEST_PAUSE_SECONDS,
+        default=ARRIVAL_SECONDS,
         help="after its start, how long no worker is placed that was not there before, so that the first agent to dial "
-        "does not get all of them (default %(default)g: agents dial at least that often)",
+        "does not get all of them (default %(default)g: agents dial at least twice in that time)",
     )
     parser.add_argument(
         "--state-dir",

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_SECONDS = 0.2
 """The longest pause before the first attempt after a failure; it doubles with each further one."""
-LONGEST_PAUSE_SECONDS = 10.0
-"""What it grows to: a gateway that comes back has all its agents again within it."""
+LONGEST_PAUSE_SECONDS = 5.0
+"""What it grows to. A gateway that comes back is to have all slots again within 10 s: the other half is for its own
+start, and for what an agent of a thousand workers has to say."""
 _UNAUTHORIZED = 401
 
 _GatewayLink: TypeAlias = ResumableLink[ToGateway, ToAgent]
@@ -318,7 +319,7 @@ def _refused(url: str, error: WSHandshakeError) -> DialFailed:
     if response.status == _UNAUTHORIZED:
         return TokenRefused(
             f"{url} does not know this agent's token. Compare the agent's token file with the gateway's.",
-            retry_after_seconds=LONGEST_PAUSE_SECONDS / 2,
+            retry_after_seconds=LONGEST_PAUSE_SECONDS,
         )
     return DialFailed(f"{url} answered with status {int(response.status)}. Is it a gateway's address for agents?")
 
