@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from basert_fleet.agent import attached
 from basert_fleet.agent.attached import AttachedServer
-from basert_fleet.agent.state import StateDirectory
+from basert_fleet.agent.state import SlotRecord, StateDirectory
 from basert_fleet.core.delivery import Outcome
 from basert_fleet.core.server_address import server_address
 from basert_fleet.core.verdict import Reason
@@ -202,7 +203,8 @@ async def test_the_next_fleet_does_not_trust_what_the_last_one_left_at_work(tmp_
         async with desk(tmp_path / "state", named) as front:
             front.want_pool(pool_document())
             if not restarts:
-                assert "Restart the server" in (await front.phase("FATAL")).message
+                message = (await front.phase("FATAL")).message
+                assert "is out of service until /slots shows a fresh process. With restartCommand" in message
                 await server.restart()
             await front.offer()
             assert server.processes == 2
@@ -221,7 +223,35 @@ async def test_contamination_outlives_the_fleet(tmp_path: Path) -> None:
             async with desk(tmp_path / "state", named) as front:
                 front.want_pool(pool_document())
                 await front.phase("FATAL")
+                assert "WARMING" not in front.phases()
         assert server.is_running
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_a_doubt_that_cannot_be_recorded_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """Its last request settled, so the record alone would let the next fleet use the server: a person has to know."""
+
+    def full(_record: SlotRecord) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SlotRecord, "doubted", full)
+    async with servers(tmp_path, 1, "--sim-bug", "on") as (server,):
+        await server.restart()
+        async with desk(tmp_path / "state", {"qwen-0": server.as_attached(restarts=restarts)}) as front:
+            front.want_pool(pool_document())
+            await contaminate(front)
+            if not restarts:
+                await front.phase("FATAL")
+                await server.restart()
+            await front.offer()
+            told = [status for status in front.reported() if "recorded (No space left on device)" in status.message]
+            phase, began = (
+                ("STARTING", "restarts the server") if restarts else ("FATAL", "contaminated: position_drift. ")
+            )
+            assert any(status.phase == phase and status.message.startswith(began) for status in told)
+            assert front.statuses["qwen-0"].message == ""
 
 
 @pytest.mark.parametrize(

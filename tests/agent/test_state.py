@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from basert_fleet.agent.state import (
     ProcessRecord,
     SlotAlreadyHeld,
+    SlotRecord,
     StateDirectory,
     StateDirectoryHeld,
     StateUnusable,
@@ -42,6 +45,27 @@ def test_a_settled_generation_is_recorded(tmp_path: Path) -> None:
     record.settled()
     assert (found := record.read()) is not None
     assert found.settled
+    record.close()
+
+
+@pytest.mark.parametrize("mark", [SlotRecord.sent, SlotRecord.doubted])
+def test_a_mark_that_could_not_be_written_is_written_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: Callable[[SlotRecord], None]
+) -> None:
+    """What the disk did not take is not remembered as if it had."""
+
+    def full(_descriptor: int, _data: bytes, _offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    record = StateDirectory(tmp_path).open_slot("w-0")
+    record.attached(port=8896)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            mark(record)
+    mark(record)
+    assert (found := record.read()) is not None
+    assert not found.settled
     record.close()
 
 

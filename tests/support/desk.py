@@ -176,9 +176,13 @@ class Desk:
         """Wait for the first piece of a lease's response."""
         await self.until(lambda: any(isinstance(m, Body) and m.epoch == epoch for m in self.received))
 
+    def reported(self) -> list[WorkerStatus]:
+        """Return every status that was reported, in order."""
+        return [message for message in self.received if isinstance(message, WorkerStatus)]
+
     def phases(self) -> list[str]:
         """Return every phase that was reported, in order."""
-        return [message.phase for message in self.received if isinstance(message, WorkerStatus)]
+        return [status.phase for status in self.reported()]
 
     def body(self, epoch: Epoch) -> bytes:
         return b"".join(m.data for m in self.received if isinstance(m, Body) and m.epoch == epoch)

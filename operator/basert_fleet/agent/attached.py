@@ -54,18 +54,22 @@ class Attachment:
     """One attached server as its worker's source of engines; each time it was given up, the next engine is it again."""
 
     def __init__(self, server: AttachedServer, record: SlotRecord, log: Path) -> None:
-        """Begin with what the last fleet left: a server that it did not see settle is in doubt.
+        """Begin with what the last fleet left: one doubt for whatever it doubted, which starting again does not clear.
 
-        That a server was contaminated is kept in the same way, so that starting the fleet again does not clear it.
+        Only a fresh process ends it, also if the fleet was killed during a request: nobody judged what that left, and
+        work that is seen now may be somebody else's, while the request still waits to be accepted.
         """
         self._server, self._record, self._log = server, record, log
         self._use: ServerUse | None = None
+        self._unrecorded = ""
         self._doubt = Doubt(Cause.CONTAMINATED, last=None) if _left_unsettled(record, server.address) else None
 
     @property
     def note(self) -> str:
         """Which server is waited for, or being restarted."""
-        return f"{'restarts' if self._doubt else 'waits for'} the server at {self._server.address}"
+        if self._doubt is None:
+            return f"waits for the server at {self._server.address}"
+        return f"restarts the server at {self._server.address}" + (f". {self._unrecorded}" if self._unrecorded else "")
 
     @property
     def out_of_service(self) -> str:
@@ -104,15 +108,23 @@ class Attachment:
         self._doubt = None
         self._use.begin()
 
-    def ended(self) -> None:
+    def ended(self) -> str:
         """Take over what is doubted of the server, and record it for the next fleet."""
         use, self._use = self._use, None
         self._doubt = (use.doubt if use is not None else None) or self._doubt
-        with contextlib.suppress(OSError):  # then the record is what it was during the last request: no less in doubt
-            if self._doubt is None:
+        self._unrecorded = ""
+        if self._doubt is None:
+            with contextlib.suppress(OSError):  # then it tells of a request that is over: the next fleet doubts more
                 self._record.ended()
-            else:
-                self._record.sent()
+            return ""
+        try:
+            self._record.doubted()
+        except OSError as error:
+            self._unrecorded = (
+                f"This could not be recorded ({error.strerror or error}): a fleet that is started again before the "
+                "server was restarted may use it."
+            )
+        return self._unrecorded
 
     async def mended(self) -> None:
         """Return once what /slots shows has dispelled the doubt; never if there is none."""

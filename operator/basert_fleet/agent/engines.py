@@ -82,8 +82,11 @@ class EngineSource(Protocol):
             StartFailed: it will not.
         """
 
-    def ended(self) -> None:
-        """Take note that the last engine was ended, whether or not there was one. Must not fail."""
+    def ended(self) -> str:
+        """Take note that the last engine was ended, whether or not there was one. Must not fail.
+
+        Return what a person has to know because it could not be recorded; empty if nothing is lost by that.
+        """
 
     async def mended(self) -> None:
         """Return once there can be a next engine though there could not before; that may be never."""

@@ -51,10 +51,11 @@ class Spawner:
             raise RuntimeError("no process was launched")
         await listening(self._child, slot.line, self._listeners)
 
-    def ended(self) -> None:
+    def ended(self) -> str:
         """Record that the process is gone."""
         with contextlib.suppress(OSError):  # a record that cannot be written names a process that is gone: harmless
             self._record.ended()
+        return ""
 
     async def mended(self) -> None:
         """Never return: only a changed spec makes a difference to what was given up."""

@@ -1,6 +1,6 @@
 """What an agent keeps on disk: a lock, and per slot a lock, its process, and whether its last request settled.
 
-A record is written with write(2) and no fsync: it must outlive the agent, not the Mac. It is an upper bound of doubt: a
+A record is written with write(2) and no fsync: it must outlive the agent, not the Mac. It never claims too much: a
 process recorded as `sent` may be generating for somebody, so the next agent must never offer it.
 """
 
@@ -73,7 +73,10 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     boot: float
     """When the machine booted, in whole seconds: nothing is left of a process of another boot."""
     settled: bool
-    """False from just before a generation is sent until it is proven to have ended."""
+    """False from just before a generation is sent until it is proven to have ended.
+
+    False too of an attached server that is in doubt, for whatever reason: each is ended by a fresh process alone.
+    """
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -125,10 +128,14 @@ class SlotRecord:
         """Record that the last generation is proven to have ended."""
         self._mark(settled=True)
 
+    def doubted(self) -> None:
+        """Record that the next agent must not use the server as it is, though its last request may have settled."""
+        self._mark(settled=False)
+
     def ended(self) -> None:
         """Record that no process of this slot exists."""
-        self._current = None
         os.pwrite(self._descriptor, b" " * RECORD_BYTES, 0)
+        self._current = None
 
     def close(self) -> None:
         """Give the lock back."""
@@ -139,8 +146,8 @@ class SlotRecord:
             self._write(msgspec.structs.replace(self._current, settled=settled))
 
     def _write(self, record: ProcessRecord) -> None:
-        self._current = record
         os.pwrite(self._descriptor, msgspec.json.encode(record).ljust(RECORD_BYTES), 0)
+        self._current = record  # only now: what could not be written is not taken for recorded
 
 
 class StateDirectory:

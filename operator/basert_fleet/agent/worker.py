@@ -483,11 +483,11 @@ class Worker:
             self._slot.close()
             await self._slot.child.end(drain_seconds=drain_seconds)
             self._slot = None
-        self._engines.ended()
-        if self.wanted and self._engines.out_of_service:
-            self._message = f"{self._message.rstrip('.')}. {self._engines.out_of_service}".removeprefix(". ")
-            return Event.GIVE_UP
-        return self._starts.after_stop(wanted=self.wanted)
+        unrecorded = self._engines.ended()
+        out_of_service = self._engines.out_of_service if self.wanted else ""
+        for more in filter(None, (out_of_service, unrecorded)):
+            self._message = f"{self._message.rstrip('.')}. {more}".removeprefix(". ")
+        return Event.GIVE_UP if out_of_service else self._starts.after_stop(wanted=self.wanted)
 
     async def _wait_backoff(self) -> Event:
         until = self._loop.time() + self._starts.backoff_seconds(random.random())  # noqa: S311 - spreads starts
