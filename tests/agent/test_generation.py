@@ -23,7 +23,7 @@ END = EndOfResponse(proven=True)
 class ScriptedEngine:
     """An engine that says what its script says, when it says it, and answers /slots by a function of time.
 
-    It is its own line, connection, probe client, question, process and record.
+    It is its own line, connection, probe client, process and record.
     """
 
     def __init__(self, script: list[tuple[float, Event]], slots: Callable[[float], Probe | None]) -> None:
@@ -33,11 +33,11 @@ class ScriptedEngine:
         self._heard: Callable[[], None] | None = None
         self._asked: asyncio.TimerHandle | None = None
         self.exited: asyncio.Future[int] = self.loop.create_future()
-        self.killed = False
+        self.given_up = False
         self.closed_at: float | None = None
         self.sent_records: list[str] = []
         # As an EngineLine:
-        self.host, self.port, self.slots = "engine", 1, SlotsPage.PRESENT
+        self.host, self.port, self.slots_page = "engine", 1, SlotsPage.PRESENT
         self.last_probe: Probe | None = IDLE
         self.probed_at = 0.0
         self.connection = self.probes = self
@@ -74,11 +74,11 @@ class ScriptedEngine:
 
     # --- its /slots
 
-    def ask_slots(self, answered: Callable[[Probe | None], None]) -> ScriptedEngine:
+    def ask_slots(self, answered: Callable[[Probe | None], None]) -> ScriptedQuestion:
         assert self._asked is None, "asked while a question is under way"
         self._asked = self.loop.call_later(self.slots_take, self._answer, answered)
         self.questions += 1
-        return self
+        return ScriptedQuestion(self)
 
     def _answer(self, answered: Callable[[Probe | None], None]) -> None:
         probe = self._slots_at(self.loop.time())
@@ -86,7 +86,7 @@ class ScriptedEngine:
             self._asked = None
             answered(probe)
 
-    def give_up(self) -> None:
+    def unask(self) -> None:
         if self._asked is not None:
             self._asked.cancel()
             self._asked = None
@@ -96,8 +96,8 @@ class ScriptedEngine:
 
     # --- its process
 
-    def kill_group(self) -> None:
-        self.killed = True
+    def give_up(self) -> None:
+        self.given_up = True
 
     def stopped(self) -> bool:
         return False
@@ -112,6 +112,16 @@ class ScriptedEngine:
 
     def settled(self) -> None:
         self.sent_records.append("settled")
+
+
+class ScriptedQuestion:
+    """A question to the /slots of a scripted engine."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self._engine = engine
+
+    def give_up(self) -> None:
+        self._engine.unask()
 
 
 class Collected:
@@ -162,7 +172,7 @@ def test_c07_the_first_byte_may_take_ten_minutes() -> None:
     """C07, C16: ten minutes of prefill with a silent /slots are cut by nothing of ours."""
     script = [(599.0, HEAD), (599.0, Data(b"x")), (599.5, END)]
     execution, engine, sink, _ = run(script, lambda now: None if now < 599.0 else AFTER)
-    assert (execution.ended, execution.idle_proven, engine.killed) == (Ended.COMPLETE, True, False)
+    assert (execution.ended, execution.idle_proven, engine.given_up) == (Ended.COMPLETE, True, False)
     assert sink.pieces == [b"x"]
 
 
@@ -171,28 +181,28 @@ def test_c11_a_stream_of_an_hour_is_cut_by_nothing() -> None:
     pieces = [(50.0 * number, Data(b"x")) for number in range(1, 72)]
     script = [(1.0, HEAD), *pieces, (3600.0, END)]
     execution, engine, sink, now = run(script, lambda now: BUSY if now < 3600 else AFTER, timeout_seconds=4000)
-    assert (execution.ended, engine.killed, len(sink.pieces)) == (Ended.COMPLETE, False, 71)
+    assert (execution.ended, engine.given_up, len(sink.pieces)) == (Ended.COMPLETE, False, 71)
     assert now < 3601
 
 
 def test_c12_a_request_that_is_never_processed_is_given_up_by_a_kill() -> None:
     """C12: no byte and an idle /slots, ten seconds long: swallowed."""
     execution, engine, _, now = run([], lambda _: IDLE)
-    assert (execution.ended, execution.idle_proven, engine.killed) == (Ended.SWALLOWED, False, True)
+    assert (execution.ended, execution.idle_proven, engine.given_up) == (Ended.SWALLOWED, False, True)
     assert 10 <= now < 20
 
 
 def test_c02_a_slot_is_free_when_the_engine_is_not_when_the_bytes_are_there() -> None:
     """C02: after the last byte the engine still processes for three seconds; only then the proof comes."""
     execution, engine, _, now = run([(1.0, HEAD), (2.0, END)], lambda now: BUSY if now < 5.0 else AFTER)
-    assert (execution.idle_proven, execution.after, engine.killed) == (True, AFTER, False)
+    assert (execution.idle_proven, execution.after, engine.given_up) == (True, AFTER, False)
     assert 5.0 <= now < 5.2
 
 
 def test_an_engine_that_never_comes_to_rest_is_killed() -> None:
     """Past settleSeconds without a proof the process goes, and nothing says that it was idle."""
     execution, engine, _, now = run([(1.0, HEAD), (2.0, END)], lambda _: BUSY)
-    assert (execution.ended, execution.idle_proven, engine.killed) == (Ended.COMPLETE, False, True)
+    assert (execution.ended, execution.idle_proven, engine.given_up) == (Ended.COMPLETE, False, True)
     assert 12.0 <= now < 13.0
 
 
@@ -209,7 +219,7 @@ def test_a_deadline_is_a_cancel_with_another_name() -> None:
     """The request's own time ends it; the slot settles as after any cancel."""
     slots = lambda now: BUSY if now < 31.0 else AFTER  # noqa: E731 - a script
     execution, engine, _, now = run([(1.0, HEAD)], slots, timeout_seconds=30.0)
-    assert (execution.ended, execution.idle_proven, engine.killed) == (Ended.TIMED_OUT, True, False)
+    assert (execution.ended, execution.idle_proven, engine.given_up) == (Ended.TIMED_OUT, True, False)
     assert 31.0 <= now < 32.0
 
 
@@ -224,7 +234,7 @@ def test_a_broken_connection_is_settled_by_proof() -> None:
     """The engine cut its response and lives: the slot comes back once it is proven idle."""
     gone = cast(Event, EngineGone(GoneCause.TRUNCATED, "closed by the engine"))
     execution, engine, _, _ = run([(1.0, HEAD), (2.0, gone)], lambda now: BUSY if now < 4.0 else AFTER)
-    assert (execution.ended, execution.idle_proven, engine.killed) == (Ended.LOST, True, False)
+    assert (execution.ended, execution.idle_proven, engine.given_up) == (Ended.LOST, True, False)
 
 
 def test_the_record_says_sent_before_and_settled_only_after_proof() -> None:
@@ -244,7 +254,7 @@ def test_a_generation_that_is_cut_short_kills_its_process(cut_at: float) -> None
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        return engine.killed
+        return engine.given_up
 
     assert run_virtual(play())
 
@@ -253,7 +263,7 @@ def test_a_probe_that_keeps_silent_is_given_up_and_asked_anew() -> None:
     """C16: while /slots is silent it is asked again, one question at a time, and nothing is concluded from it."""
     slots = lambda now: None if now < 7.0 else AFTER  # noqa: E731 - a script
     execution, engine, _, now = run([(1.0, HEAD), (2.0, END)], slots)
-    assert (execution.ended, execution.idle_proven, engine.killed) == (Ended.COMPLETE, True, False)
+    assert (execution.ended, execution.idle_proven, engine.given_up) == (Ended.COMPLETE, True, False)
     assert 7.0 <= now < 8.2
     assert engine.questions < 10
 
@@ -263,7 +273,7 @@ def test_without_slots_nothing_is_asked_and_the_end_mark_proves() -> None:
 
     async def play() -> tuple[Execution, int, int]:
         engine = ScriptedEngine([(30.0, HEAD), (60.0, END)], lambda _: None)
-        engine.slots = SlotsPage.ABSENT
+        engine.slots_page = SlotsPage.ABSENT
         running = generation(engine, Collected())
         turns = 0
         advance = running._advance
@@ -369,4 +379,4 @@ def test_nothing_is_left_behind(cut_at: float | None) -> None:
 
     engine = run_virtual(play())
     assert (engine._heard, engine._asked, engine.exited._callbacks) == (None, None, None)
-    assert engine.killed is (cut_at is not None)
+    assert engine.given_up is (cut_at is not None)

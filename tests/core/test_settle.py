@@ -17,8 +17,8 @@ RESET = Probe(is_processing=False, cache_tokens=0, cache_position=0)
 class Clock:
     """One request's settling, with every input at a later second than the one before."""
 
-    def __init__(self, *, slots: SlotsPage = SlotsPage.PRESENT, before: Probe | None = BEFORE) -> None:
-        self.settling = Settling(SettlePolicy(settle_seconds=10, slots=slots), before)
+    def __init__(self, *, slots_page: SlotsPage = SlotsPage.PRESENT, before: Probe | None = BEFORE) -> None:
+        self.settling = Settling(SettlePolicy(settle_seconds=10, slots_page=slots_page), before)
         self.now = 0.0
 
     def later(self, seconds: float = 1.0) -> float:
@@ -245,7 +245,7 @@ def test_an_idle_slot_after_the_head_waits_for_the_end_mark() -> None:
 
 def test_without_slots_the_end_mark_is_the_proof() -> None:
     """Where /slots does not exist, the response's own end is all there is."""
-    clock = Clock(slots=SlotsPage.ABSENT)
+    clock = Clock(slots_page=SlotsPage.ABSENT)
     clock.settling.head_seen()
     assert clock.settling.end_mark(clock.later()) is Step.IDLE
     assert clock.settling.cancel() is Step.IDLE
@@ -254,7 +254,7 @@ def test_without_slots_the_end_mark_is_the_proof() -> None:
 @pytest.mark.parametrize("how", ["cancel", "closed"])
 def test_without_slots_nothing_else_is_a_proof(how: str) -> None:
     """A cancelled or cut request on a process without /slots is killed."""
-    clock = Clock(slots=SlotsPage.ABSENT)
+    clock = Clock(slots_page=SlotsPage.ABSENT)
     clock.settling.head_seen()
     assert (clock.settling.cancel() if how == "cancel" else clock.settling.closed(clock.later())) is Step.KILL
 

@@ -203,7 +203,7 @@ class ServerUse:
         """Give it up as restarted: whatever answers next has to prove itself anew."""
         self._leave(f"seems to have been restarted ({sign})", None)
 
-    def kill_group(self) -> None:
+    def give_up(self) -> None:
         """Give it up without a proof that its last request has ended; what cannot be killed is left in doubt."""
         self._leave("was not proven idle, and cannot be killed from here", Cause.UNPROVEN)
 
@@ -243,7 +243,7 @@ async def _answers_anew(line: EngineLine, doubt: Doubt) -> None:
     while True:
         await _answers(line)
         probe = await line.ask()
-        if line.slots is SlotsPage.ABSENT or not doubt.denies_restart(probe):
+        if line.slots_page is SlotsPage.ABSENT or not doubt.denies_restart(probe):
             return
         await asyncio.sleep(pause)
         pause = min(pause * LOOK_GROWTH, LATER_LOOK_SECONDS)

@@ -42,12 +42,16 @@ SETTLE_FIRST_SECONDS, SETTLE_LATER_SECONDS = 0.002, 0.1
 
 
 class Process(Protocol):
-    """What a generation needs of the process it runs on."""
+    """What a generation needs of the engine it runs on: a process of ours, or a server that something else runs."""
 
     exited: asyncio.Future[int]
+    """Resolves once it is gone, or must not be used any more."""
 
-    def kill_group(self) -> None:
-        """End the whole process group at once."""
+    def give_up(self) -> None:
+        """Use it no more, for want of a proof: a process of ours is killed with its group, a server is in doubt.
+
+        Must neither wait nor fail, whatever has happened to it before.
+        """
 
     def stopped(self) -> bool:
         """Say whether the process was halted by a signal."""
@@ -94,13 +98,13 @@ class Ended(StrEnum):
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known once a generation is over. Unless `idle_proven`, its process group has been killed."""
+    """What is known once a generation is over. Unless `idle_proven`, its engine has been given up."""
 
     ended: Ended
     detail: str
     """For a person: why it did not complete."""
     died: bool
-    """Whether the process ended by itself meanwhile, and not because it was killed for want of a proof."""
+    """Whether the engine was gone by itself meanwhile, and not because it was given up for want of a proof."""
     idle_proven: bool
     after: Probe | None
     """The probe that proved it; None if none did."""
@@ -110,7 +114,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLine:
-    """The connections to one process, and what was last seen of its slot."""
+    """The connections to one engine, and what was last seen of its slot."""
 
     def __init__(self, host: str, port: int, api_key: str) -> None:
         self.loop = asyncio.get_running_loop()
@@ -123,13 +127,13 @@ class EngineLine:
         self.probed_at = 0.0
 
     @property
-    def slots(self) -> SlotsPage:
-        """Whether the process has /slots, as far as is known."""
+    def slots_page(self) -> SlotsPage:
+        """Whether the engine has /slots, as far as is known."""
         return self.probes.page
 
     async def ask(self) -> Probe | None:
         """Ask the slot for its counters; None if it keeps silent or has none."""
-        return None if self.slots is SlotsPage.ABSENT else await self.probes.slots(PROBE_SECONDS)
+        return None if self.slots_page is SlotsPage.ABSENT else await self.probes.slots(PROBE_SECONDS)
 
     def remember(self, probe: Probe | None) -> None:
         """Keep what an idle slot was last seen to show."""
@@ -142,9 +146,9 @@ class EngineLine:
 
 
 class Generation:
-    """One request, from its first byte until its end is proven or its process killed.
+    """One request, from its first byte until its end is proven or its engine given up.
 
-    However `run` ends, the slot is then proven idle or the process group dead; a run that is cut short kills the group.
+    However `run` ends, the slot is then proven idle or the engine given up; a run that is cut short gives it up.
     """
 
     def __init__(
@@ -161,7 +165,7 @@ class Generation:
         self._loop = line.loop
         self._line, self._process, self._journal = line, process, journal
         self._request, self._sink = request, sink
-        self._settling = Settling(SettlePolicy(settle_seconds, line.slots), line.last_probe)
+        self._settling = Settling(SettlePolicy(settle_seconds, line.slots_page), line.last_probe)
         self._step = Step.WAIT
         self._sent_at = self._loop.time()
         self._deadline = self._sent_at + timeout_seconds
@@ -187,7 +191,7 @@ class Generation:
         self._give_up(Ended.CANCELLED, "cancelled")
 
     async def run(self) -> Execution:
-        """Send the request and return once its end is proven or its process group was killed."""
+        """Send the request and return once its end is proven or its engine was given up."""
         self._process.exited.add_done_callback(self._wake)
         self._line.connection.watch(self._wake)
         try:
@@ -195,7 +199,7 @@ class Generation:
             while not self._advance():
                 await self._news()
         except BaseException:
-            self._process.kill_group()
+            self._process.give_up()
             raise
         finally:
             self._process.exited.remove_done_callback(self._wake)
@@ -214,7 +218,7 @@ class Generation:
         if proven:
             self._line.remember(self._after)
         else:
-            self._process.kill_group()
+            self._process.give_up()
             self._line.close()
         return Execution(
             ended=self._ended or Ended.LOST,
@@ -364,7 +368,7 @@ class Generation:
             limits.append(self._settling.kill_at)
         if self._question is not None:
             limits.append(self._probe_asked_at + PROBE_SECONDS)
-        elif self._line.slots is SlotsPage.PRESENT:
+        elif self._line.slots_page is SlotsPage.PRESENT:
             limits.append(self._next_probe)
         return min(limits)
 
@@ -375,7 +379,7 @@ class Generation:
         self._probe_pause, self._next_probe = SETTLE_FIRST_SECONDS, now
 
     def _ask_when_due(self, now: float) -> None:
-        if self._question is not None or now < self._next_probe or self._line.slots is SlotsPage.ABSENT:
+        if self._question is not None or now < self._next_probe or self._line.slots_page is SlotsPage.ABSENT:
             return
         # A loop's clock stands still within one turn: what is asked after the end was taken is later all the same.
         self._probe_asked_at = now if self._over_at is None else max(now, math.nextafter(self._over_at, math.inf))

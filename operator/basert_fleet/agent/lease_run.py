@@ -38,7 +38,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     check: Check
     alive: bool
-    """Whether the process is still there, its slot proven idle."""
+    """Whether the engine is still in use, its slot proven idle."""
     sent: bool
     """Whether the engine saw anything of the request."""
     learnable: tuple[Ending, Probe, int | None] | None = None
@@ -56,7 +56,7 @@ class AheadOffers(Protocol):
 
 
 class LeaseRun:
-    """Executes one lease. However `run` ends, the slot is proven idle or its process group dead."""
+    """Executes one lease. However `run` ends, the slot is proven idle or its engine given up."""
 
     def __init__(self, lease: Lease, slot: Slot, worker: BasertWorker, send: Send, offers: AheadOffers) -> None:
         self._lease, self._slot, self._worker, self._send = lease, slot, worker, send
@@ -82,7 +82,7 @@ class LeaseRun:
         before = await slot.probe_before_lease()
         if self._cancelled:
             return self._not_sent(Outcome.CANCELLED, "")
-        if slot.child.exited.done():
+        if slot.engine.exited.done():
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.SERVER_RESTARTED))
         if before is not None and used_by_others(settled, before):
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.FOREIGN_TRAFFIC))
@@ -98,7 +98,7 @@ class LeaseRun:
         execution = await self._generation.run()
         slot.served += 1
         slot.over(execution)
-        restarted = execution.died or (execution.idle_proven and slot.child.exited.done())
+        restarted = execution.died or (execution.idle_proven and slot.engine.exited.done())
         facts = response.facts()
         evidence = _evidence(
             execution,

@@ -93,8 +93,8 @@ class Child:
                 resident += process.memory_info().rss
         return Progress(cpu, resident)
 
-    def kill_group(self) -> None:
-        """Send SIGKILL to the process, its group, and children that left the group. Never waits, never fails."""
+    def give_up(self) -> None:
+        """Kill it at once: SIGKILL to the process, its group, and children that left the group."""
         self.remember_family()
         _signal_group(self.pid, signal.SIGKILL)
         kill_each(self._strays)
@@ -125,7 +125,7 @@ class Child:
                 await self._ask(signal.SIGUSR1, drain_seconds)
                 await self._ask(signal.SIGTERM, TERMINATE_SECONDS)
         finally:
-            self.kill_group()
+            self.give_up()
         await self.gone()
 
     def family(self) -> list[psutil.Process]:
@@ -184,7 +184,7 @@ async def run_command(argv: Sequence[str], *, log: Path, seconds: float) -> int:
         async with asyncio.timeout(seconds):
             await asyncio.shield(child.exited)
     except BaseException:
-        child.kill_group()
+        child.give_up()
         await child.gone()
         raise
     return child.exited.result()

@@ -80,7 +80,7 @@ class Proof:
             failed = await self._canary(on_failure=Event.WARM_UP_FAILED)
             if failed is not None:
                 return failed
-        if self._slot.line.slots is SlotsPage.ABSENT:
+        if self._slot.line.slots_page is SlotsPage.ABSENT:
             return self.uncalibrated("the engine has no /slots.")
         died = await self._calibrate()
         if died is not None:

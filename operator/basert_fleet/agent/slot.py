@@ -1,4 +1,4 @@
-"""One engine process as its only sender sees it: who it is, how it is reached, and what its slot showed last."""
+"""One engine as its only sender sees it: who it is, how it is reached, and what its slot showed last."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ OWN_REQUEST_SECONDS = 120.0
 
 @dataclass(slots=True)
 class Slot:
-    """One process of one worker. What is known of it dies with it."""
+    """One engine of one worker. What is known of it goes with it."""
 
-    child: Engine
+    engine: Engine
     record: SlotRecord
     line: EngineLine
     generation: int
@@ -60,7 +60,7 @@ class Slot:
         self.handoff_seconds = None if self.over_at is None else self.line.loop.time() - self.over_at
         return Generation(
             self.line,
-            self.child,
+            self.engine,
             self.record,
             request=self.line.requests.post(path, content_type, body),
             timeout_seconds=timeout_seconds,
@@ -96,7 +96,7 @@ class Slot:
         """Take note of a generation that has run to its end."""
         self.over_at = execution.over_at
         if execution.ended is Ended.LOST:
-            self.child.suspect_restart(execution.detail)
+            self.engine.suspect_restart(execution.detail)
 
     async def probe_before_lease(self) -> Probe | None:
         """Return a fresh probe of the idle slot, or None if the last one is recent enough to stand."""
@@ -105,7 +105,7 @@ class Slot:
         before, last = await self.line.ask(), self.line.last_probe
         if before is not None:
             if is_fresh(before) and last is not None and not is_fresh(last):
-                self.child.suspect_restart("/slots shows a process that was never used")
+                self.engine.suspect_restart("/slots shows a process that was never used")
             self.line.remember(before)
         return before
 

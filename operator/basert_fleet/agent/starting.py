@@ -77,7 +77,7 @@ async def launch_process(launch: Launch) -> tuple[Child, EngineLine]:
     try:
         launch.record.started(child.pid, child.created, line.port)
     except OSError:  # without a record the next agent could not find it
-        child.kill_group()
+        child.give_up()
         await child.gone()
         raise
     return child, line

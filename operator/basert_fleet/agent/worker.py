@@ -187,7 +187,7 @@ class Worker:
             template=self._template if slot is not None else "",
             message=self._message,
             calibrated=slot.baseline is not None if slot is not None and self._state is not State.WARMING else None,
-            pid=slot.child.pid if slot is not None else None,
+            pid=slot.engine.pid if slot is not None else None,
             engine=Path(self._worker.spec.server.command[0]).name,
             canaries_passed=self._canaries[True],
             canaries_failed=self._canaries[False],
@@ -197,7 +197,7 @@ class Worker:
     # --- the loop
 
     async def run(self) -> None:
-        """Live until cancelled. However it ends, its process group is dead and its lock given back."""
+        """Live until cancelled. However it ends, its engine is given up (see `Process`) and its lock given back."""
         activities: dict[Do, Callable[[], Awaitable[Event]]] = {
             Do.AWAIT_WANTED: self._await_wanted,
             Do.START_PROCESS: self._start,
@@ -220,17 +220,17 @@ class Worker:
                 self._record.close()
 
     async def _die(self) -> None:
-        """Leave no process, and no lease without an end: a request whose worker's loop was cut short runs elsewhere."""
+        """Leave no engine in use and no lease without an end: a request whose loop was cut short runs elsewhere."""
         self._alarm.cancel()
         if self._slot is not None:
-            self._slot.child.kill_group()
+            self._slot.engine.give_up()
             self._slot.close()
         self.withdraw()
         if self._offers.leased is not None:
             verdict = Verdict.because(Reason.NO_PROOF_OF_IDLE)
             self._send(End(self.name, self._offers.end(), Outcome.WORKER_LOST, verdict, error="the worker was ended"))
         if self._slot is not None:
-            await asyncio.wait({self._slot.child.exited}, timeout=REAP_SECONDS)
+            await asyncio.wait({self._slot.engine.exited}, timeout=REAP_SECONDS)
 
     def _advance(self, event: Event) -> None:
         step = advance(self._state, event)
@@ -323,7 +323,7 @@ class Worker:
             slot = await self._engines.launch(Launch(self._worker, self._record, self._log, self._generation))
             slot.rendering = rendering
             self._slot = slot
-            slot.child.exited.add_done_callback(lambda _: self._changed.set())
+            slot.engine.exited.add_done_callback(lambda _: self._changed.set())
             await self._while_current(self._engines.listening(slot))
         except (SpawnFailed, StartFailed, TemplateMissing, OSError) as error:
             return self._failed(Event.START_FAILED, str(error))
@@ -344,7 +344,7 @@ class Worker:
         self._schedule = self._new_schedule()
         self._ready_at = self._loop.time()
         self._message = slot.calibration_note
-        slot.child.remember_family()
+        slot.engine.remember_family()
         return Event.WARM
 
     async def _serve(self) -> Event:
@@ -366,8 +366,8 @@ class Worker:
         slot = self._current_slot
         if self._state is State.READY and not self._is_current:
             self._drain()
-        if slot.child.exited.done():
-            self._message = f"the idle process {slot.child.describe_exit()}"
+        if slot.engine.exited.done():
+            self._message = f"the idle process {slot.engine.describe_exit()}"
             self._recycles[Reason.SERVER_RESTARTED] += 1
             idled_long = self._loop.time() - self._ready_at >= PROVED_AFTER_SECONDS
             self._starts = self._starts.proved() if idled_long else self._starts.failed()
@@ -440,7 +440,7 @@ class Worker:
         """Say what a lease obliges the worker to do before its next offer."""
         if not settled.alive:
             slot = self._current_slot
-            how = slot.child.describe_exit() if slot.child.exited.done() else "was not proven idle and killed"
+            how = slot.engine.describe_exit() if slot.engine.exited.done() else "was not proven idle and killed"
             self._note_end(f"the process {how}", settled.verdict.reason)
             return Event.DIED
         match settled.check:
@@ -456,7 +456,7 @@ class Worker:
 
     async def _test(self) -> Event:
         slot, learnable, self._learnable = self._current_slot, self._learnable, None
-        slot.child.remember_family()
+        slot.engine.remember_family()
         finding = await self._while_current(Proof(slot, self._worker).test())
         if finding is None:
             return Event.UNWANTED
@@ -481,7 +481,7 @@ class Worker:
     async def _end_group(self, drain_seconds: float) -> Event:
         if self._slot is not None:
             self._slot.close()
-            await self._slot.child.end(drain_seconds=drain_seconds)
+            await self._slot.engine.end(drain_seconds=drain_seconds)
             self._slot = None
         unrecorded = self._engines.ended()
         out_of_service = self._engines.out_of_service if self.wanted else ""

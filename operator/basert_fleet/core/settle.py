@@ -41,7 +41,7 @@ class SettlePolicy:
 
     settle_seconds: float
     """From the end mark or the closing of the connection to the kill."""
-    slots: SlotsPage = SlotsPage.PRESENT
+    slots_page: SlotsPage = SlotsPage.PRESENT
 
 
 class Settling:
@@ -91,21 +91,21 @@ class Settling:
         """Take note of the response's own end: Content-Length reached, last chunk, or `[DONE]`."""
         self._head_seen = self._start_seen = True
         self._over(now)
-        if self._policy.slots is SlotsPage.ABSENT:
+        if self._policy.slots_page is SlotsPage.ABSENT:
             self._decide(Step.IDLE)
         return self._step()
 
     def cancel(self) -> Step:
         """Ask for an early end; the connection is closed only once the start was seen or the watchdog fired."""
         self._cancelled = True
-        if self._policy.slots is SlotsPage.ABSENT:
+        if self._policy.slots_page is SlotsPage.ABSENT:
             self._decide(Step.KILL)
         return self._step()
 
     def closed(self, now: float) -> Step:
         """Take note that the connection was closed without an end mark, by us or by the engine."""
         self._over(now)
-        if self._policy.slots is SlotsPage.ABSENT:
+        if self._policy.slots_page is SlotsPage.ABSENT:
             self._decide(Step.KILL)
         return self._step()
 
