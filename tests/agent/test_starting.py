@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from basert_fleet.agent import starting
-from basert_fleet.agent.engines import Launch, StartFailed
+from basert_fleet.agent.engines import StartFailed
 from basert_fleet.agent.generation import EngineLine
 from basert_fleet.agent.listeners import Listeners
 from basert_fleet.agent.processes import Child, Progress
@@ -111,7 +111,7 @@ async def test_a_process_that_cannot_be_recorded_does_not_live(tmp_path: Path, m
     (worker,) = plan([pool_document()], [NodeView(NODE, None, connected=True)], []).workers
     record = StateDirectory(tmp_path).open_slot("qwen-0")
     with pytest.raises(OSError, match="no space left"):
-        await launch_process(Launch(worker, record, tmp_path / "log", 1))
+        await launch_process(worker, record, tmp_path / "log")
     record.close()
     async with asyncio.timeout(10):
         await until(lambda: not psutil.pid_exists(pids[0]))

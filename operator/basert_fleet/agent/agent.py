@@ -242,7 +242,7 @@ class Agent:
     def _engines_of(self, worker: str, record: SlotRecord) -> EngineSource:
         server = self._attached.get(worker)
         if server is None:
-            return Spawner(record, self._turns, self._listeners)
+            return Spawner(record, self._log_of(worker), self._turns, self._listeners)
         return Attachment(server, record, self._log_of(worker))
 
     def _log_of(self, worker: str) -> Path:

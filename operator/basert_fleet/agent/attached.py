@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from basert_fleet.agent.engines import Launch, StartFailed
+from basert_fleet.agent.engines import StartFailed
 from basert_fleet.agent.generation import EngineLine
 from basert_fleet.agent.processes import describe_status, run_command
 from basert_fleet.agent.slot import Slot
 from basert_fleet.agent.state import SlotRecord
+from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.doubt import Cause, Doubt
 from basert_fleet.core.server_address import ServerAddress
 from basert_fleet.core.settle import SlotsPage
@@ -89,11 +90,11 @@ class Attachment:
         turn.set()
         yield turn
 
-    async def launch(self, launch: Launch) -> Slot:
+    async def launch(self, worker: BasertWorker, generation: int) -> Slot:  # noqa: ARG002 - it runs as it is
         """Return a slot on the server, which may be away."""
         line = self._server.line()
         self._use = ServerUse(self._server.address, line)
-        return Slot(self._use, launch.record, line, launch.generation)
+        return Slot(self._use, self._record, line, generation)
 
     async def listening(self, slot: Slot) -> None:
         """Return once the server answers, for which it is waited without limit; one in doubt is restarted first."""

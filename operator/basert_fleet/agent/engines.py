@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from basert_fleet.agent.generation import Process
-from basert_fleet.agent.state import SlotRecord
 from basert_fleet.core.api import BasertWorker
 from basert_fleet.core.errors import FleetError
 
@@ -25,16 +22,6 @@ class StartFailed(FleetError):
     """An engine did not come to listen, or not as the worker's own."""
 
     code = "start_failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What is needed for the next engine of a worker."""
-
-    worker: BasertWorker
-    record: SlotRecord
-    log: Path
-    generation: int
 
 
 class Engine(Process, Protocol):
@@ -68,8 +55,8 @@ class EngineSource(Protocol):
     def turn(self) -> AbstractContextManager[asyncio.Event]:
         """Ask for a turn to start within the block, whose end gives it back; the event is set once it has come."""
 
-    async def launch(self, launch: Launch) -> Slot:
-        """Return the slot of the next engine, which need not listen yet.
+    async def launch(self, worker: BasertWorker, generation: int) -> Slot:
+        """Return the slot of the next engine, as the worker's document asks for it; it need not listen yet.
 
         Raises:
             FleetError, OSError: there is none.

@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import secrets
 from contextlib import AbstractContextManager
+from pathlib import Path
 
-from basert_fleet.agent.engines import Launch, StartFailed
+from basert_fleet.agent.engines import StartFailed
 from basert_fleet.agent.generation import EngineLine
 from basert_fleet.agent.listeners import Listeners
 from basert_fleet.agent.processes import Child, Progress, free_port, spawn
 from basert_fleet.agent.slot import Slot
 from basert_fleet.agent.state import SlotRecord
 from basert_fleet.agent.turns import Turns
+from basert_fleet.core.api import BasertWorker
 from basert_fleet.engine.command import command_line
 
 LOOPBACK = "127.0.0.1"
@@ -31,19 +33,20 @@ class Spawner:
 
     note = out_of_service = ""
 
-    def __init__(self, record: SlotRecord, turns: Turns, listeners: Listeners) -> None:
-        """Begin without a process; `record` is the slot's, the rest is shared by all workers of the agent."""
-        self._record, self._turns, self._listeners = record, turns, listeners
+    def __init__(self, record: SlotRecord, log: Path, turns: Turns, listeners: Listeners) -> None:
+        """Begin without a process; turns and listeners are shared by all workers of the agent."""
+        self._record, self._log = record, log
+        self._turns, self._listeners = turns, listeners
         self._child: Child | None = None
 
     def turn(self) -> AbstractContextManager[asyncio.Event]:
         """Stand in line with the agent's other workers that start."""
         return self._turns.turn()
 
-    async def launch(self, launch: Launch) -> Slot:
+    async def launch(self, worker: BasertWorker, generation: int) -> Slot:
         """Start the next process; it does not listen yet."""
-        self._child, line = await launch_process(launch)
-        return Slot(self._child, launch.record, line, launch.generation)
+        self._child, line = await launch_process(worker, self._record, self._log)
+        return Slot(self._child, self._record, line, generation)
 
     async def listening(self, slot: Slot) -> None:
         """Return once the process itself listens and answers."""
@@ -62,20 +65,20 @@ class Spawner:
         await asyncio.get_running_loop().create_future()
 
 
-async def launch_process(launch: Launch) -> tuple[Child, EngineLine]:
+async def launch_process(worker: BasertWorker, record: SlotRecord, log: Path) -> tuple[Child, EngineLine]:
     """Start a process on a port and with a key of its own; it does not listen yet.
 
     Raises:
         SpawnFailed: the program cannot be executed.
     """
-    spec = launch.worker.spec
+    spec = worker.spec
     # A key in hex never begins with a dash, which the engine would take for a flag.
     line = EngineLine(LOOPBACK, free_port(LOOPBACK), secrets.token_hex(24))
     argv = command_line(spec.server, spec.model, host=line.host, port=line.port, api_key=line.api_key)
     env = {variable.name: variable.value for variable in spec.server.env}
-    child = await spawn(argv, env=env, log=launch.log, slot=launch.record.path)
+    child = await spawn(argv, env=env, log=log, slot=record.path)
     try:
-        launch.record.started(child.pid, child.created, line.port)
+        record.started(child.pid, child.created, line.port)
     except OSError:  # without a record the next agent could not find it
         child.give_up()
         await child.gone()

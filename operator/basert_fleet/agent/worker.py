@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
-from basert_fleet.agent.engines import EngineSource, Launch, StartFailed
+from basert_fleet.agent.engines import EngineSource, StartFailed
 from basert_fleet.agent.lease_run import LeaseRun, Settled
 from basert_fleet.agent.processes import SpawnFailed
 from basert_fleet.agent.proving import Finding, Proof
@@ -320,7 +320,7 @@ class Worker:
             rotate(self._log)
             self._log_start = size(self._log)
             rendering = await rendering_of(self._worker.spec)
-            slot = await self._engines.launch(Launch(self._worker, self._record, self._log, self._generation))
+            slot = await self._engines.launch(self._worker, self._generation)
             slot.rendering = rendering
             self._slot = slot
             slot.engine.exited.add_done_callback(lambda _: self._changed.set())

@@ -2,7 +2,7 @@
 
 A process of ours that lacks a proof is killed, and the next one is fresh. An attached server stays as it is: it is out
 of service until what /slots shows dispels the doubt, or until `restartCommand` has replaced it. Time dispels nothing,
-and neither does silence.
+and neither does silence. (The doubt window of an incident is another thing: which leases a failed canary concerns.)
 """
 
 from __future__ import annotations
