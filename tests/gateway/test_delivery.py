@@ -245,6 +245,20 @@ async def test_each_lease_is_one_log_line(gateway):
     assert "hello" not in gateway.log.getvalue().decode()
 
 
+async def test_a_lease_line_names_its_own_worker_when_the_retry_has_begun(start):
+    """A request that is at once given to an idle slot leaves one line for each of its leases: none is told twice."""
+    async with start(pool(replicas=2)) as gateway:
+        script = by_turns(crash, lambda agent, lease: agent.answer(lease))
+        agent = ScriptedAgent(script, workers=("qwen-0", "qwen-1")).join(gateway.fleet)
+        assert (await gateway.client.post(CHAT, json=ASK)).status_code == 200
+    lines = [json.loads(line) for line in gateway.log.getvalue().splitlines()]
+    assert [(line["worker"], line["epoch"]) for line in lines] == [
+        (lease.worker, str(lease.epoch)) for lease in agent.leases
+    ]
+    assert len({line["worker"] for line in lines}) == 2
+    assert [(line["attempt"], line["outcome"]) for line in lines] == [(1, "crashed"), (2, "released")]
+
+
 async def test_a_late_frame_never_reaches_the_next_request_on_the_slot(gateway):
     """Frames of a lease that is over are dropped, though the same slot serves somebody else by now."""
     agent = ScriptedAgent(begin_with_text).join(gateway.fleet)

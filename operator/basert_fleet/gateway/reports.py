@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from basert_fleet.core.verdict import Verdict
 from basert_fleet.telemetry.logs import FleetLog, LeaseLine
 from basert_fleet.telemetry.metrics import UNKNOWN_ENGINE
 
@@ -63,21 +62,23 @@ def lease_ended(
         metrics.handoff_seconds.observe(end.handoff_seconds)
     metrics.prompt_tokens.inc(end.prompt_tokens or 0)
     metrics.completion_tokens.inc(end.completion_tokens or 0)
-    log.lease_ended(_line(exchange, end.epoch, end.outcome.value, end.verdict, end))
+    log.lease_ended(_line(exchange, end.worker, end.epoch, end.outcome.value, end))
 
 
-def lease_lost(exchange: Exchange, epoch: Epoch, log: FleetLog) -> None:
+def lease_lost(exchange: Exchange, worker: str, epoch: Epoch, log: FleetLog) -> None:
     """Tell of a lease whose agent went away. It has no verdict, so no verdict is counted."""
-    log.lease_ended(_line(exchange, epoch, LINK_LOST, None, None))
+    log.lease_ended(_line(exchange, worker, epoch, LINK_LOST, None))
 
 
-def _line(exchange: Exchange, epoch: Epoch, outcome: str, verdict: Verdict | None, end: End | None) -> LeaseLine:
+def _line(exchange: Exchange, worker: str, epoch: Epoch, outcome: str, end: End | None) -> LeaseLine:
+    """Return the line of one lease; the exchange may have its next one already, which no agent has accepted yet."""
+    verdict = end.verdict if end is not None else None
     reason = verdict.reason if verdict is not None else None
     return LeaseLine(
         request=exchange.ask.request_id,
         tenant=exchange.ask.terms.tenant,
         pool=exchange.pool,
-        worker=exchange.worker,
+        worker=worker,
         epoch=str(epoch),
         attempt=exchange.attempts.count,
         outcome=outcome,

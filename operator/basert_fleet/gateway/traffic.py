@@ -400,7 +400,7 @@ class Traffic:
         running = self._forget_lease(lost.worker, lost.epoch)
         exchange = pool.exchanges[lost.request_id]
         now = self._loop.time()
-        reports.lease_lost(exchange, lost.epoch, self._log)
+        reports.lease_lost(exchange, lost.worker, lost.epoch, self._log)
         accepted = running is not None and running.accepted
         return self._follow(pool, exchange, exchange.lost(now, started=accepted), now)
 
