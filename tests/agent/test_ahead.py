@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from basert_fleet.core.api import BasertWorker, WorkerState
@@ -23,7 +25,7 @@ W = "qwen-0"
 
 
 class SlowSlots:
-    """Holds back what /slots answers, so that a lease's verification lasts as long as a test needs."""
+    """Holds back that a slot is idle, so that a lease's verification lasts as long as a test needs."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -36,9 +38,14 @@ class SlowSlots:
         for answered, probe in held:
             answered(probe)
 
+    @property
+    def holds_an_answer(self) -> bool:
+        """Whether /slots has answered what is not passed on yet."""
+        return bool(self._held)
+
     def take(self, answered: Callable[[Probe | None], None], probe: Probe | None) -> None:
         """Pass an answer on, now or later."""
-        if self.is_open:
+        if self.is_open or probe is None or probe.is_processing:
             answered(probe)
         else:
             self._held.append((answered, probe))
@@ -186,6 +193,23 @@ async def test_nothing_is_offered_while_a_slot_is_scrubbed(tmp_path: Path, slots
         await front.until(lambda: W in front.offers and front.offers[W] != ahead)
         assert ("Withdraw", 1) in what_was_said(front, current, ahead, front.offers[W])
         assert front.phases()[-1] == "READY"
+
+
+async def test_a_process_that_died_is_not_given_what_was_held_back(tmp_path: Path, slots: SlowSlots) -> None:
+    """Else its death would be blamed on a request that it never got (promise 7)."""
+    async with desk(tmp_path) as front:
+        front.want_pool(pool_document())
+        current, ahead = await lease_ahead(front, slots)
+        process = psutil.Process(front.statuses[W].pid)
+        await front.until(lambda: slots.holds_an_answer)
+        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while process.status() != psutil.STATUS_ZOMBIE:
+                """Without a turn of the loop, which would hear of it."""
+        slots.open()
+        assert (await front.end(current)).outcome in {Outcome.RELEASED, Outcome.CRASHED}
+        await front.until(lambda: front.phases()[-1] == "STARTING")
+        assert ("Refused", 1) in what_was_said(front, current, ahead)
 
 
 async def test_a_drained_worker_refuses_what_is_held_back(tmp_path: Path, slots: SlowSlots) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from basert_fleet.gateway import client_protocol
 from basert_fleet.gateway.asgi import respond
-from basert_fleet.gateway.client_protocol import HEAD_BYTES
+from basert_fleet.gateway.client_protocol import CONNECTION, HEAD_BYTES
 from basert_fleet.gateway.server import RESERVED_FILES, HttpServer, most_connections
 from support.turns import until
 
@@ -257,3 +257,25 @@ async def test_a_client_that_closes_its_sending_side_has_left():
         writer.write_eof()
         await left.wait()
         assert await reader.read() == b""
+
+
+async def test_a_client_that_leaves_is_noticed_though_it_has_sent_a_second_request():
+    """The end of a connection is told whatever else was sent on it before (C03)."""
+    began, lost = asyncio.Event(), asyncio.Event()
+
+    async def held(scope, receive, send):
+        connection = scope["extensions"][CONNECTION]
+        connection.when_lost(lost.set)
+        began.set()
+        await lost.wait()
+        connection.forget(lost.set)
+        await respond(send, 200, [], b"")
+
+    async with served(held) as running:
+        _, writer = await running.connect(GET + b"\r\n")
+        await began.wait()
+        writer.write((GET + b"\r\n") * 2)
+        await writer.drain()
+        writer.close()
+        async with asyncio.timeout(20):
+            await lost.wait()

@@ -218,7 +218,7 @@ def test_a_lease_that_nobody_accepts_is_taken_elsewhere() -> None:
     """After 2 s the request runs on another slot, as its first attempt; late frames of the old lease are dropped."""
 
     async def main() -> None:
-        fleet = fleet_of(pool(replicas=2))
+        fleet = fleet_of(pool(replicas=1))
         mute = ScriptedAgent().join(fleet)
         call = Call(fleet, stream=False)
         await mute.until(lambda: mute.leases)

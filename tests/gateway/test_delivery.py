@@ -178,7 +178,7 @@ async def test_an_error_after_text_is_an_event(gateway):
 
 async def test_a_lost_link_runs_the_request_elsewhere(start):
     """A Mac that goes away takes nothing along that nobody has seen yet."""
-    async with start(pool(replicas=2)) as gateway:
+    async with start(pool(replicas=1)) as gateway:
         first = ScriptedAgent(lambda agent, lease: agent.begin(lease)).join(gateway.fleet)
         asked = asyncio.create_task(gateway.client.post(CHAT, json=STREAM))
         await first.until(lambda: first.leases)

@@ -17,7 +17,7 @@ from basert_fleet.gateway.fleet import AgentNews, Fleet
 from basert_fleet.gateway.planning import HELD
 from basert_fleet.gateway.roster import Beginnings
 from basert_fleet.telemetry.logs import FleetLog
-from basert_fleet.wire.messages import Offer
+from basert_fleet.wire.messages import Hello, Offer, Rejected
 from support.scripted_agent import ANSWER, ScriptedAgent, pool
 from support.turns import settled
 from support.virtual_loop import run_virtual
@@ -313,3 +313,44 @@ def test_nothing_is_placed_until_agents_had_time_to_come():
         watched.fleet.close()
 
     run_virtual(main())
+
+
+async def test_a_name_that_is_another_nodes_is_not_offered_away() -> None:
+    """Whoever offers a worker that the plan has elsewhere gets no lease, and takes the slot from nobody."""
+    watched = Watched(pool())
+    owner = ScriptedAgent().join(watched.fleet)
+    await owner.until(lambda: watched.fleet.observed()["pools"][0]["idle"] == 1)
+    rogue = ScriptedAgent(node="mac-2", incarnation="bbbb").join(watched.fleet)
+    rogue.link.close()
+    await settled()
+    assert watched.fleet.observed()["pools"][0]["idle"] == 1
+    watched.ask("r-1")
+    await owner.until(lambda: owner.leases)
+    assert rogue.leases == []
+
+
+@pytest.mark.parametrize(
+    ("node", "memory_bytes"), [("", None), ("a\nb", None), ("Mac", None), ("a" * 64, None), ("mac", -5), ("mac", 2**63)]
+)
+async def test_an_introduction_that_makes_no_sense_is_refused(node: str, memory_bytes: int | None) -> None:
+    """A node's name is a label, and shown to people; a size is one."""
+    watched = Watched(pool())
+    heard: list[object] = []
+    session = watched.fleet.new_session()
+    session.bind(Heard(heard))
+    session.message_received(Hello(node, "aaaa", "0", memory_bytes))
+    assert [type(message) for message in heard] == [Rejected]
+    assert watched.fleet.observed()["nodes"] == []
+
+
+class Heard:
+    """A link that keeps what is sent on it."""
+
+    def __init__(self, sent: list[object]) -> None:
+        self._sent = sent
+
+    def send(self, message: object) -> None:
+        self._sent.append(message)
+
+    def close(self) -> None:
+        """Nothing is behind it."""

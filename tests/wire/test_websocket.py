@@ -421,6 +421,15 @@ async def test_a_connection_that_asks_for_nothing_is_turned_away() -> None:
         assert running.server.counts[NOBODY].refused == 1
 
 
+async def test_a_link_whose_agent_says_nothing_is_given_up() -> None:
+    """It has a channel, and pings are answered: nothing else would ever end it."""
+    async with gateway(limits=LinkLimits(handshake_seconds=0.05)) as running:
+        transport, listener = await stranger(running.port)
+        transport.send(WSMsgType.BINARY, msgspec.msgpack.encode(Open("mac-1", 1, 1)))
+        await listener.gone.wait()
+        assert running.server.counts["mac-1"].refused == 1
+
+
 async def test_a_link_that_a_stranger_asks_for_is_not_theirs_to_have() -> None:
     """An unknown name makes a new link, with a name of the gateway's own."""
     async with gateway() as running:

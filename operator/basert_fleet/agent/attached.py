@@ -200,6 +200,10 @@ class ServerUse:
     def remember_family(self) -> None:
         """Do nothing: what it forks is not ours to end."""
 
+    def has_exited(self) -> bool:
+        """Say whether its use is over; no pid tells more."""
+        return self.exited.done()
+
     def suspect_restart(self, sign: str) -> None:
         """Give it up as restarted: whatever answers next has to prove itself anew."""
         self._leave(f"seems to have been restarted ({sign})", None)

@@ -31,6 +31,9 @@ class Engine(Process, Protocol):
     def pid(self) -> int | None:
         """The pid of the process, if it is ours."""
 
+    def has_exited(self) -> bool:
+        """Say whether it is gone, as far as can be seen now: `exited` may resolve some turns of the loop later."""
+
     def suspect_restart(self, sign: str) -> None:
         """Take note of what may mean that another process answers now; it matters where no pid tells that."""
 

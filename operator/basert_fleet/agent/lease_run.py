@@ -82,7 +82,7 @@ class LeaseRun:
         before = await slot.probe_before_lease()
         if self._cancelled:
             return self._not_sent(Outcome.CANCELLED, "")
-        if slot.engine.exited.done():
+        if slot.engine.has_exited():
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.SERVER_RESTARTED))
         if before is not None and used_by_others(settled, before):
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.FOREIGN_TRAFFIC))

@@ -68,6 +68,10 @@ class Child:
         """Whether the process itself has not exited."""
         return not self.exited.done()
 
+    def has_exited(self) -> bool:
+        """Say whether the process is gone, though its exit may not have been told yet."""
+        return self.exited.done() or _has_ended(self.pid)
+
     def describe_exit(self) -> str:
         """Say how the process ended, for a person: an exit status and a signal are different stories."""
         if not self.exited.done():
@@ -256,6 +260,17 @@ def free_port(host: str) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _has_ended(pid: int) -> bool:
+    """Say whether a child of ours has ended, and leave its status for whoever waits for it."""
+    if hasattr(os, "waitid"):  # not on macOS before Python 3.13
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return True
+    with contextlib.suppress(psutil.Error, OSError):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
 
 
 def _created(pid: int) -> float:

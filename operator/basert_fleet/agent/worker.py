@@ -354,7 +354,9 @@ class Worker:
                 event = await self._execute(self._run)
             else:
                 event = self._interruption()
-                if event is None and not self._take_ahead():
+                if event is None and self._current_slot.engine.has_exited():
+                    await asyncio.wait({self._current_slot.engine.exited})  # how it ended is about to be told
+                elif event is None and not self._take_ahead():
                     self._offer()
                     await self._next_change(self._schedule.next_due_at() if self._runs_canaries else None)
             if event is not None:

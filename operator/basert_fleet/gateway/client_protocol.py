@@ -37,6 +37,9 @@ HEAD_BYTES = 64 * 1024
 be in memory beside it."""
 HEAD_SECONDS = 30.0
 """From the first byte of a head, or the start of a connection, to the head's end. Chosen: half of what nginx gives."""
+MOST_AHEAD = 8
+"""Requests that a client may send ahead of their turn while its leaving is still heard of (C03). Chosen: browsers and
+SDKs send none. Past it nothing is read until the answer under way is complete, as HTTP allows."""
 LINGER_SECONDS = 2.0
 """For a refused client to read why. Chosen: enough for a long way round the world; closing at once would reset the
 connection while the client still sends, and take the answer from it."""
@@ -116,6 +119,8 @@ class ClientProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
         self.app = self.config.loaded_app if size <= HEAD_BYTES else self._refuse_head
         super().on_headers_complete()
+        if self._when_lost and len(self.pipeline) <= MOST_AHEAD:
+            self.flow.resume_reading()  # a request sent ahead of its turn has paused it, and the end would not be heard
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body."""

@@ -178,8 +178,10 @@ class Fleet:
                 callback(status)
 
     def offered(self, session: Session, offer: Offer) -> None:
-        """Take in an offer; one of a worker that is being stopped there, since its name is another node's, is not."""
-        if not self.roster.planner.is_stray(session.node, offer.worker):
+        """Take in an offer; one of a worker that is another node's is dropped and counted."""
+        if self.roster.planner.is_elsewhere(session.node, offer.worker):
+            self.traffic.offered_elsewhere(session, offer)
+        else:
             self.traffic.offered(session, offer)
 
     def withdrawn(self, session: Session, withdraw: Withdraw) -> None:

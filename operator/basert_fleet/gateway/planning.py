@@ -94,9 +94,10 @@ class Planner:
         """Pools whose memory could not be checked against a node's, and why."""
         return self._plan.unchecked
 
-    def is_stray(self, node: str, worker: str) -> bool:
-        """Say whether a worker is to stop on this node because its name is another node's."""
-        return worker in self._strays.get(node, {})
+    def is_elsewhere(self, node: str, worker: str) -> bool:
+        """Say whether a worker of this name is another node's, so that this node has at most a stray."""
+        document = self._documents.get(worker)
+        return document is not None and document.worker.spec.node != node
 
     def adopt(self, node: str, documents: Iterable[bytes]) -> tuple[str, ...]:
         """Take in the workers that a node's agent brought; return what is wrong with those that cannot be read.

@@ -7,9 +7,11 @@ it lives (connections that break and come back) is the link's own business: here
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
+from basert_fleet.core.api import DNS_LABEL
 from basert_fleet.wire.messages import (
     Accepted,
     Body,
@@ -27,6 +29,11 @@ from basert_fleet.wire.messages import (
 
 if TYPE_CHECKING:
     from basert_fleet.wire.link import Link
+
+NODE_NAME_LENGTH = 63
+"""Of a DNS label, which a node's name is."""
+MOST_MEMORY_BYTES = 2**50
+"""A petabyte: more is a mistake."""
 
 Frame = Accepted | Refused | Head | Body | End
 
@@ -175,8 +182,17 @@ class Session:
             self.close()
             return
         self._hello, self._phase = message, _Phase.IN_REACH
-        refusal = self._owner.session_opened(self)
+        refusal = _unusable(message) or self._owner.session_opened(self)
         if refusal:
             self._phase = _Phase.OVER
             self.send(Rejected(refusal))
             self.close()
+
+
+def _unusable(hello: Hello) -> str:
+    """Say what is wrong with an introduction that can be read; it is shown to people and used as a label."""
+    if len(hello.node) > NODE_NAME_LENGTH or not re.fullmatch(DNS_LABEL, hello.node):
+        return f"{hello.node!r:.80} is no node name: give --node lower-case letters, digits and dashes, at most 63."
+    if hello.memory_bytes is not None and not 0 <= hello.memory_bytes <= MOST_MEMORY_BYTES:
+        return f"{hello.memory_bytes} bytes is no size of a machine's memory."
+    return ""

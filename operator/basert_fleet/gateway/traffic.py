@@ -258,6 +258,14 @@ class Traffic:
         now = self._loop.time()
         self._perform(pool, pool.dispatch.offer(offer.worker, offer.epoch, now, served=offer.served, kind=kind))
 
+    def offered_elsewhere(self, session: Session, offer: Offer) -> None:
+        """Count an offer of a worker that is another node's; nothing is done with it."""
+        pool = self._pools.get(offer.pool)
+        if pool is not None and pool.dispatch.would_violate(offer.worker, offer.epoch):
+            pool.metrics.lease_violated(session.node)
+        else:
+            self._metrics.stale_frame(session.node)
+
     def withdrawn(self, session: Session, withdraw: Withdraw) -> None:
         """Take a slot out of use."""
         slot = self._slots.get(withdraw.worker)

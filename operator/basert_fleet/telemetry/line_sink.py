@@ -39,14 +39,28 @@ class Stream(Protocol):
         """Say whether a person reads it."""
 
 
-def unbuffered(text: TextIO) -> Stream:
-    """Return what is below a standard stream.
+def unbuffered(text: TextIO | None) -> Stream:
+    """Return what is below a standard stream; nothing that is written comes anywhere if there is none.
+
+    There is none if whoever started the process had closed it.
 
     Its buffers are not used: one that holds what a broken pipe did not take makes Python exit with status 120, and one
     that a thread hangs in makes it abort.
     """
+    if text is None:
+        return _Nowhere()
     stream: Stream = getattr(text.buffer, "raw", text.buffer)
     return stream
+
+
+class _Nowhere:
+    """A stream that takes everything and keeps nothing."""
+
+    def write(self, data: memoryview, /) -> int:
+        return len(data)
+
+    def isatty(self) -> bool:
+        return False
 
 
 class LineSink:

@@ -209,6 +209,13 @@ class AgentServer:
         self._connections[connection] = link
         connection.write(self._encoder.encode(Opened(version, link.name)))
         link.open(connection)
+        asyncio.get_running_loop().call_later(self._limits.handshake_seconds, self._expect_word, link)
+
+    def _expect_word(self, link: _AgentLink) -> None:
+        """Give up a link whose agent has not said a word: nobody knows whose it is, and nothing else would end it."""
+        if link.received_up_to == 0 and self._links.get(link.name) is link:
+            link.counts.refused += 1
+            link.lose(Loss.CLOSED)
 
     def _counts_of(self, node: str) -> LinkCounts:
         has_room = len(self._counts) <= COUNTED_NODES and len(node) <= _NODE_NAME_LENGTH
