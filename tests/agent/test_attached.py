@@ -127,7 +127,6 @@ async def test_a_restart_between_two_leases_is_seen_before_the_second_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fresh process where a used one was: nobody's request is its first."""
-    monkeypatch.setattr("basert_fleet.agent.slot.PROBE_GOOD_FOR_SECONDS", 0.0)
     monkeypatch.setattr(attached, "WATCH_SECONDS", 3600.0)
     async with servers(tmp_path, 1) as (server,):
         await server.restart()
@@ -141,18 +140,17 @@ async def test_a_restart_between_two_leases_is_seen_before_the_second_is_sent(
             assert (await front.offer()).generation == 2
 
 
-async def test_others_that_use_it_between_two_leases_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their request moved the counters: the next lease is not sent, and the server is restarted."""
-    monkeypatch.setattr("basert_fleet.agent.slot.PROBE_GOOD_FOR_SECONDS", 0.0)
+async def test_others_that_use_it_between_two_leases_are_found(tmp_path: Path) -> None:
+    """However soon after a lease, their request moved the counters: the next is not sent, and the server restarted."""
     async with servers(tmp_path, 1) as (server,):
         await server.restart()
         async with desk(tmp_path / "state", {"qwen-0": server.as_attached()}) as front:
             front.want_pool(pool_document())
-            await front.until(lambda: "qwen-0" in front.offers)
+            assert (await front.ask("seq-0"))[0].outcome is Outcome.RELEASED
             async with httpx.AsyncClient(base_url=server.url) as other:
                 answer = await other.post("/v1/chat/completions", json=plain("a stranger's quite long question"))
             assert answer.status_code == 200
-            end, _ = await front.ask("seq-0")
+            end, _ = await front.ask("seq-1")
             assert (end.outcome, end.verdict.reason) == (Outcome.WITHHELD, Reason.FOREIGN_TRAFFIC)
             await front.offer()
             assert server.processes == 2
@@ -287,6 +285,21 @@ async def test_a_server_gets_the_key_it_asks_for(tmp_path: Path) -> None:
     async with servers(tmp_path, 1, "--api-key", "s3cret") as (server,):
         await server.restart()
         async with desk(tmp_path / "state", {"qwen-0": server.as_attached(api_key="s3cret")}) as front:
+            front.want_pool(pool_document())
+            assert (await front.ask("seq-0"))[0].outcome is Outcome.RELEASED
+
+
+@pytest.mark.parametrize(("key", "do"), [("wrong", "compare apiKeyFile with"), ("", "set apiKeyFile to a file")])
+async def test_a_key_that_is_refused_is_told_and_leaves_no_doubt(tmp_path: Path, key: str, do: str) -> None:
+    """Nothing is sent to the server, so a fleet with the right key takes it as it is: it was healthy all along."""
+    async with servers(tmp_path, 1, "--api-key", "s3cret") as (server,):
+        await server.restart()
+        async with desk(tmp_path / "state", {"qwen-0": server.as_attached(api_key=key, restarts=False)}) as front:
+            front.want_pool(pool_document())
+            message = (await front.phase("BACKOFF")).message
+            assert f"the server at {server.url} refuses the key (401): {do}" in message
+        named = {"qwen-0": server.as_attached(api_key="s3cret", restarts=False)}
+        async with desk(tmp_path / "state", named) as front:
             front.want_pool(pool_document())
             assert (await front.ask("seq-0"))[0].outcome is Outcome.RELEASED
 

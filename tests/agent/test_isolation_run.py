@@ -9,7 +9,8 @@ import httpx
 import psutil
 import pytest
 
-from basert_fleet.agent import generation, response, slot
+from basert_fleet.agent import generation, response
+from basert_fleet.agent.processes import Child
 from basert_fleet.agent.response import Response
 from basert_fleet.agent.state import SlotRecord
 from basert_fleet.core.delivery import Outcome, VerifyMode
@@ -45,7 +46,7 @@ async def test_scrubbing_keeps_a_faulty_build_clean(tmp_path: Path) -> None:
 
 async def test_what_others_sent_to_an_idle_process_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A generation that nobody leased spoils the slot: the next lease is withheld and the process replaced."""
-    monkeypatch.setattr(slot, "PROBE_GOOD_FOR_SECONDS", 0.0)  # the slot has been idle for long
+    monkeypatch.setattr(Child, "probe_good_for_seconds", 0.0)  # the slot has been idle for long
     async with desk(tmp_path) as front:
         front.want_pool(pool_document())
         await front.phase("READY")
@@ -62,7 +63,7 @@ async def test_what_others_sent_to_an_idle_process_is_seen(tmp_path: Path, monke
 
 async def test_a_long_idle_slot_that_nobody_used_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at the slot before a lease costs nobody anything when there is nothing to see."""
-    monkeypatch.setattr(slot, "PROBE_GOOD_FOR_SECONDS", 0.0)
+    monkeypatch.setattr(Child, "probe_good_for_seconds", 0.0)
     async with desk(tmp_path) as front:
         front.want_pool(pool_document())
         ends = [(await front.ask(f"idle-{number}"))[0] for number in range(3)]

@@ -52,6 +52,20 @@ async def test_missing_slots_are_told_apart_from_silence(peer, client):
     assert client.page is SlotsPage.ABSENT
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_is_told_apart_from_silence(peer, client, status):
+    """It is the last answer that counts, for the key may be put right on the server's side."""
+    first = asyncio.create_task(client.slots(20))
+    reader, writer = await peer.accept()
+    await peer.take_request(reader)
+    writer.write(answer(b"", status))
+    assert (await first, client.key_refusal) == (None, status)
+    second = asyncio.create_task(client.slots(20))
+    await peer.take_request(reader)
+    writer.write(answer(SEED_SLOTS))
+    assert (await second, client.key_refusal) == (Probe(False, 275, 403), None)
+
+
 @pytest.mark.parametrize(
     "raw", [answer(b"", 503), answer(b"oops"), b"SSH-2.0\r\n", answer(b" " * (MAX_ANSWER_BYTES + 1))]
 )

@@ -104,8 +104,10 @@ class Attachment:
             await self._restart(self._doubt, slot.line)
         else:
             await _answers(slot.line)
+        probe = await slot.line.ask()
+        self._require_key(slot.line)  # before anything is sent that could leave a doubt
         self._record.attached(self._server.address.port)
-        slot.line.remember(await slot.line.ask())
+        slot.line.remember(probe)
         self._doubt = None
         self._use.begin()
 
@@ -139,6 +141,18 @@ class Attachment:
                     await asyncio.sleep(DOUBT_LOOK_SECONDS)
         finally:
             line.close()
+
+    def _require_key(self, line: EngineLine) -> None:
+        """Raise StartFailed if the server has just refused the key: it would refuse every request as well."""
+        if line.key_refusal is None:
+            return
+        compare = (
+            "compare apiKeyFile with" if self._server.api_key else "set apiKeyFile to a file that holds the key of"
+        )
+        raise StartFailed(
+            f"the server at {self._server.address} refuses the key ({line.key_refusal}): {compare} its --api-key, then "
+            "start the fleet again"
+        )
 
     async def _restart(self, doubt: Doubt, line: EngineLine) -> None:
         """Run the restart command, and return once another process answers.
@@ -176,6 +190,8 @@ class ServerUse:
     """
 
     pid = None
+    probe_good_for_seconds = 0.0
+    """Others may use it at any time: whatever a probe showed may be over."""
 
     def __init__(self, address: ServerAddress, line: EngineLine) -> None:
         """Begin with a server that is not known to answer; until `begin` nothing is doubted of it."""

@@ -31,6 +31,10 @@ class Engine(Process, Protocol):
     def pid(self) -> int | None:
         """The pid of the process, if it is ours."""
 
+    @property
+    def probe_good_for_seconds(self) -> float:
+        """How long what its idle slot showed may be taken to hold, before it is asked again ahead of a lease."""
+
     def has_exited(self) -> bool:
         """Say whether it is gone, as far as can be seen now: `exited` may resolve some turns of the loop later."""
 

@@ -131,6 +131,11 @@ class EngineLine:
         """Whether the engine has /slots, as far as is known."""
         return self.probes.page
 
+    @property
+    def key_refusal(self) -> int | None:
+        """The status with which /slots refused the key when it last answered; None if it did not."""
+        return self.probes.key_refusal
+
     async def ask(self) -> Probe | None:
         """Ask the slot for its counters; None if it keeps silent or has none."""
         return None if self.slots_page is SlotsPage.ABSENT else await self.probes.slots(PROBE_SECONDS)

@@ -50,6 +50,9 @@ class Progress:
 class Child:
     """One engine process and every process it forked, as one group in its own session."""
 
+    probe_good_for_seconds = 1.0
+    """Chosen: nobody else has its key, which is random; one idle for longer is asked again all the same."""
+
     def __init__(self, process: asyncio.subprocess.Process, created: float) -> None:
         self._process = process
         self._strays: list[psutil.Process] = []

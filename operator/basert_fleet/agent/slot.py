@@ -17,8 +17,6 @@ from basert_fleet.engine.rendered_chat import RenderedChat
 from basert_fleet.engine.request import JSON_TYPE, Prepared, prepare
 from basert_fleet.engine.response import Reader, ResponseFacts, reader_for
 
-PROBE_GOOD_FOR_SECONDS = 1.0
-"""Chosen: a slot idle for longer is probed again before a lease, so that what others did to it meanwhile is seen."""
 OWN_REQUEST_SECONDS = 120.0
 """Chosen: how long a canary, a scrub or a calibration request may take; they are short on any model."""
 
@@ -100,7 +98,7 @@ class Slot:
 
     async def probe_before_lease(self) -> Probe | None:
         """Return a fresh probe of the idle slot, or None if the last one is recent enough to stand."""
-        if self.line.loop.time() - self.line.probed_at < PROBE_GOOD_FOR_SECONDS:
+        if self.line.loop.time() - self.line.probed_at < self.engine.probe_good_for_seconds:
             return None
         before, last = await self.line.ask(), self.line.last_probe
         if before is not None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 PROMISES = """\
 What holds for a process of the fleet's own does not all hold for these (docs/attach.md):
-  - Others may use them too. That is found when their counters moved between two requests, not during one.
+  - Others may use them too. Counters that they moved between two requests are found before the second is sent; what
+    they do during one may not be.
   - They cannot be killed from here. One in doubt is restarted by its restartCommand; {without_command}
   - Whatever listens on such a port is taken for the server."""
 

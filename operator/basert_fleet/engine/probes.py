@@ -18,7 +18,7 @@ from basert_fleet.engine.connection import Data, EngineConnection, EngineGone, R
 
 MAX_ANSWER_BYTES = 1_048_576
 """Chosen: far above any answer about one slot, low enough to read a stranger's answer without harm."""
-OK, NOT_FOUND = 200, 404
+OK, UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 200, 401, 403, 404
 
 
 class _Slot(msgspec.Struct, frozen=True):
@@ -124,6 +124,8 @@ class ProbeClient:
         self._question: Question | None = None
         self.page = SlotsPage.PRESENT
         """Absent once /slots was answered with 404: an older or other build, which no waiting will change."""
+        self.key_refusal: int | None = None
+        """The status, 401 or 403, if the last answer of /slots refused the key; None if it did not."""
 
     def ask_slots(self, answered: Callable[[Probe | None], None]) -> Question:
         """Ask for the slot's counters; None if the engine does not tell those of exactly one slot.
@@ -175,6 +177,7 @@ class ProbeClient:
         status, body = answer
         if status == NOT_FOUND:
             self.page = SlotsPage.ABSENT
+        self.key_refusal = status if status in {UNAUTHORIZED, FORBIDDEN} else None
         return read_slots(body) if status == OK else None
 
 
