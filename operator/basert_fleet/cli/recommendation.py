@@ -36,9 +36,9 @@ class Recommendation(msgspec.Struct, frozen=True, rename="camel"):
     """Settings that this version honours."""
     recycle_max_requests: int | None
     """After how many requests a process should be replaced, with a margin; null: nothing speaks for a limit. This
-    version has no setting for it, so the YAML holds it as a comment."""
+    version has no setting for it, so the YAML holds a limit as a comment."""
     yaml: str
-    """A document's part `spec:`, to paste."""
+    """A document's part `spec:`, to paste or to merge into one that is there."""
 
 
 def recommend(profile: Profile, shapes: Sequence[ShapeFound]) -> Recommendation:
@@ -51,8 +51,7 @@ def recommend(profile: Profile, shapes: Sequence[ShapeFound]) -> Recommendation:
         Setting("isolation.drift.toleranceTokens", DriftSpec().tolerance_tokens, _TOLERANCE_REASON),
         _verify(is_wrong=is_wrong),
     )
-    limit = _max_requests(profile)
-    return Recommendation(settings, limit, _yaml(settings, _recycle_comment(profile, limit)))
+    return Recommendation(settings, _max_requests(profile), _yaml(settings, _recycle_comments(profile)))
 
 
 _TOLERANCE_REASON = "the default; the report's contaminated slot is off by 128 tokens"
@@ -116,21 +115,18 @@ def _max_requests(profile: Profile) -> int | None:
     return None if first is None else max(1, (first - 1) // MARGIN)
 
 
-def _recycle_comment(profile: Profile, limit: int | None) -> str:
-    """Return the line as a comment: a setting that this version does not have would be refused."""
-    first = profile.first_wrong
-    if limit is not None:
-        value, reason = str(limit), f"half of what came before request {first.sequential_request}, the first wrong one"
-    elif first.sequential_asked:
-        value, reason = "none", f"none of {first.sequential_asked} repeated requests was wrong"
-    else:
-        value, reason = "none", "repeated requests were not tested"
-    return f"# recycle.maxRequests: {value}  # {reason}; no setting yet"
+def _recycle_comments(profile: Profile) -> tuple[str, ...]:
+    """Return a limit as a comment, for a setting that this version does not have would be refused; none without one."""
+    limit = _max_requests(profile)
+    if limit is None:
+        return ()
+    reason = f"half of what came before request {profile.first_wrong.sequential_request}, the first wrong one"
+    return (f"# recycle.maxRequests: {limit}  # {reason}; no setting yet",)
 
 
-def _yaml(settings: Sequence[Setting], comment: str) -> str:
+def _yaml(settings: Sequence[Setting], comments: Sequence[str]) -> str:
     """Nest the settings by their paths, which are in order; each line ends with its reason."""
-    lines, open_groups = ["spec:"], list[str]()
+    lines, open_groups = [_MERGE, "spec:"], list[str]()
     for setting in settings:
         *groups, key = setting.path.split(".")
         for depth, group in enumerate(groups):
@@ -139,7 +135,7 @@ def _yaml(settings: Sequence[Setting], comment: str) -> str:
                 open_groups[depth:] = [group]
         value = msgspec.json.encode(setting.value).decode().strip('"')
         lines.append(f"{_INDENT * (len(groups) + 1)}{key}: {value}  # {setting.reason}")
-    return "\n".join([*lines, f"{_INDENT}{comment}"]) + "\n"
+    return "\n".join([*lines, *(f"{_INDENT}{comment}" for comment in comments)]) + "\n"
 
 
-_INDENT = "  "
+_INDENT, _MERGE = "  ", "# merge into the pool's own spec:"
