@@ -19,7 +19,7 @@ from basert_fleet.engine.probes import ProbeClient, Question
 from basert_fleet.wire.messages import Accepted, Cancel, End, Lease, Offer, Recall, Refused, Withdraw, WorkerStatus
 from support.desk import Desk, chat, desk, pool_document
 from support.emulator import read_journal
-from support.turns import settled
+from support.turns import settled, until
 
 W = "qwen-0"
 
@@ -201,7 +201,7 @@ async def test_a_process_that_died_is_not_given_what_was_held_back(tmp_path: Pat
         front.want_pool(pool_document())
         current, ahead = await lease_ahead(front, slots)
         process = psutil.Process(front.statuses[W].pid)
-        await front.until(lambda: slots.holds_an_answer)
+        await until(lambda: slots.holds_an_answer)
         process.kill()
         with contextlib.suppress(psutil.NoSuchProcess):
             while process.status() != psutil.STATUS_ZOMBIE:
