@@ -33,6 +33,8 @@ STREAM_SECONDS = 5.0
 WARM_GENERATIONS = 2
 """Clients begin together: it takes some generations until a fleet's slots end at different times."""
 MB = 1e6
+LAST_WORDS = 30
+"""Lines of each log that are shown when a run is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,14 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def tell_last_words(folder: Path) -> None:
+    """Show how the log of each competitor ends: the folder goes, and a refused run would leave no reason."""
+    for log in sorted(folder.rglob("*.log")):
+        say(f"== {log.relative_to(folder)} ends with")
+        for line in log.read_text(errors="replace").splitlines()[-LAST_WORDS:]:
+            say(f"   {line}")
+
+
 def main() -> int:
     """Run the benchmark; the exit code is 1 if a goal was not met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the fleet beside HAProxy.")
@@ -210,6 +220,9 @@ def main() -> int:
         bench = Bench(engines, effort, layout, Path(name))
         try:
             bench.run()
+        except BaseException:
+            tell_last_words(Path(name))
+            raise
         finally:
             text = f"{figures.table(bench.lines)}\n{figures.context(facts(layout, effort))}"
             sys.stdout.write(text)  # what was measured before a failure is true all the same
