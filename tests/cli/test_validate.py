@@ -34,6 +34,18 @@ def test_a_right_file_is_told_with_what_it_would_run(capsys: pytest.CaptureFixtu
     assert err == ""
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_template_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """A relative one is sought where the command was started; the file is right all the same."""
+    folder = EXAMPLES.parent if is_there else tmp_path
+    monkeypatch.chdir(folder)
+    assert main(["validate", str(EXAMPLES / "rendered.yaml")]) == Exit.OK
+    told = f"    chatTemplate.file {folder}/examples/rendered.jinja does not exist on this machine\n"
+    assert (told in capsys.readouterr().out) is not is_there
+
+
 def test_a_wrong_file_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is wrong goes to standard error, as `up` tells it."""
     file = tmp_path / "fleet.yaml"

@@ -19,7 +19,8 @@ from basert_fleet.gateway.auth import read_keys
 SUMMARY = "check a fleet file, and say what `up` would run"
 DESCRIPTION = """\
 Reads FILE as `up` does, starts nothing, and prints the pools on standard output. What is wrong is told with its line.
-Whether the model's file exists and its memory suffices is seen only by `up`, on the machine that runs the workers.
+Whether the model's file exists and its memory suffices is seen only by `up`, on the machine that runs the workers; a
+chatTemplate.file that does not exist is told and not refused, for it may be on another machine.
 """
 
 
@@ -64,5 +65,8 @@ def _told(file: FleetFile) -> Iterator[str]:
         yield f"  {pool.metadata.name}: {workers}{memory}, for {', '.join((spec.model.name, *spec.model.aliases))}"
         attached = [server_address(entry.url) for entry in file.attach if entry.pool == pool.metadata.name]
         yield from (f"    attached: {address}" for address in attached)
+        template = spec.server.chat_template
+        if template is not None and not Path(template.file).is_file():
+            yield f"    chatTemplate.file {Path(template.file).absolute()} does not exist on this machine"
         if not attached:
             yield f"    {shlex.join((*spec.server.command, spec.model.path, *spec.server.args))}"

@@ -232,7 +232,8 @@ class ChatTemplateSpec(ApiModel):
 
     file: Name = Field(
         description="A Jinja chat template on the Mac, read when a process starts; editing it changes nothing before "
-        "the next start. It is trusted as the model is. Without it, the one beside model.path is used: "
+        "the next start. A relative path starts where `up` or `agent` was started. It is trusted as the model is. "
+        "Without it, the one beside model.path is used: "
         "chat_template.jinja, else chat_template in tokenizer_config.json.",
     )
 
