@@ -48,7 +48,7 @@ def require_protected_listener(host: str, *, tls: bool) -> None:
     if not tls and not is_loopback(host):
         raise UnprotectedAddress(
             f"Listening for agents on {host} without TLS would let others on the network read prompts and tokens. "
-            "Give a certificate and its key, or listen on 127.0.0.1."
+            "Give --tls-cert and --tls-key, or listen on 127.0.0.1."
         )
 
 

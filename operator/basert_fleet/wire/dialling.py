@@ -209,6 +209,11 @@ class _Dialler:
             raise _refused(self._url, error) from error
         except TimeoutError:
             raise
+        except ssl.SSLCertVerificationError as error:
+            raise DialFailed(
+                f"This agent does not trust the gateway's certificate at {self._url} ({error.verify_message}). Give "
+                "--ca, or dial the name that the certificate holds."
+            ) from error
         except (OSError, WSError) as error:
             raise DialFailed(f"{self._url} cannot be reached: {error}") from error
         if not connection.made:  # picows tells the end of a connection within its handshake in no other way
