@@ -134,3 +134,18 @@ async def test_a_worker_that_is_wanted_while_the_agent_drains_does_not_start(tmp
         assert (front.statuses["qwen-0"].phase, front.statuses["qwen-0"].generation) == ("STOPPED", 0)
     finally:
         await agent.close()
+
+
+async def test_a_refusal_is_logged_once_while_it_lasts(tmp_path: Path) -> None:
+    """An agent dials again and again; after it was taken, the same refusal is news."""
+    log = io.BytesIO()
+    agent = Agent(NODE, StateDirectory(tmp_path), version="test", log=make_logger(log))
+    try:
+        for _ in range(3):
+            agent.message_received(Rejected("another agent is connected"))
+        assert log.getvalue().count(b"agent refused") == 1
+        agent.message_received(Desired(1, ()))
+        agent.message_received(Rejected("another agent is connected"))
+        assert log.getvalue().count(b"agent refused") == 2
+    finally:
+        await agent.close()

@@ -149,6 +149,22 @@ async def test_a_clone_is_refused_with_a_reason():
     assert watched.connected == {"mac-1": True}
 
 
+async def test_a_clone_that_dials_again_and_again_is_logged_once():
+    """Once the node's own agent has come anew, another clone is news again."""
+    watched = Watched(pool())
+    first = ScriptedAgent().join(watched.fleet)
+    for _ in range(3):
+        ScriptedAgent(incarnation="bbbb").join(watched.fleet)
+        await settled()
+    assert watched.log.count("second session of a node refused") == 1
+    first.link.close()
+    await settled()
+    for incarnation in ("cccc", "bbbb"):
+        ScriptedAgent(incarnation=incarnation).join(watched.fleet)
+        await settled()
+    assert watched.log.count("second session of a node refused") == 2
+
+
 async def test_a_restarted_agent_takes_the_place_of_one_that_is_out_of_reach():
     """The old one is lost first, so what ran there runs on the new one; its late messages reach nobody."""
     watched = Watched(pool())

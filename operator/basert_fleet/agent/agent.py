@@ -89,6 +89,8 @@ class Agent:
         self._trusts: defaultdict[tuple[str, str], DriftTrust] = defaultdict(DriftTrust)
         """By pool and template: what is known of a build's counters says nothing about another's."""
         self._revision = 0
+        self._rejection = ""
+        """Why the gateway did not take this agent, while that lasts."""
         self._draining = False
         self._housekeeping: asyncio.Task[None] | None = None
         self._end_leftovers()
@@ -125,9 +127,16 @@ class Agent:
                 if worker is not None:
                     worker.recall(message)
             case Desired():
+                self._rejection = ""
                 self._apply(message)
             case Rejected():
-                self._log.warning("agent refused", reason=message.reason)
+                self._rejected(message)
+
+    def _rejected(self, rejected: Rejected) -> None:
+        """Log why the gateway does not take this agent: once, not at each time that it dials again."""
+        if rejected.reason != self._rejection:
+            self._log.warning("agent refused", reason=rejected.reason)
+        self._rejection = rejected.reason
 
     def link_suspended(self) -> None:
         """Go on: what is sent meanwhile arrives once the link is resumed, or never, and `link_lost` tells that."""

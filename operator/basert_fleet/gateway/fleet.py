@@ -68,6 +68,8 @@ class Fleet:
         self._wall = wall
         self._applied_at: float | None = None
         self._draining = False
+        self._doubled: set[str] = set()
+        """Nodes of which a second agent was refused since the first one came: it dials again and again."""
         self._tallies = Tallies()
         self.metrics = Metrics(self.gauges)
         self.metrics.declare_refusals(OUTCOMES)
@@ -154,12 +156,15 @@ class Fleet:
     def session_opened(self, session: Session) -> str:
         """Take in an agent that said who it is; if its node has another one, say so."""
         if not self.roster.open(session):
-            self._log.events.warning("second session of a node refused", node=session.node)
+            if session.node not in self._doubled:
+                self._log.events.warning("second session of a node refused", node=session.node)
+                self._doubled.add(session.node)
             self._tell(session, AgentNews.REFUSED)
             return (
                 f"another agent is connected as {session.node}. Stop that one, or give this one a --node name of its "
                 "own; if it was cloned, also a --state-dir of its own."
             )
+        self._doubled.discard(session.node)
         for problem in self.roster.adopt(session):
             self._log.events.warning("worker not taken over", node=session.node, problem=problem)
         self.metrics.declare_node(session.node, [pool.name for pool in self.traffic.pools])
