@@ -12,10 +12,10 @@ from basert_fleet.wire.messages import WorkerStatus
 class Told:
     """A progress and what it told."""
 
-    def __init__(self) -> None:
+    def __init__(self, attached: tuple[str, ...] = ()) -> None:
         self.lines: list[str] = []
         self.ready: list[str] = []
-        self.progress = Progress(self.lines.append, self.ready.append)
+        self.progress = Progress(self.lines.append, self.ready.append, attached)
 
     def goes_through(self, *phases: State, worker: str = "qwen-0", message: str = "") -> None:
         for phase in phases:
@@ -91,3 +91,19 @@ def test_a_pools_problem_is_told_when_it_comes_and_when_it_goes() -> None:
     for observed in (problem, problem, [{"name": "qwen", "conditions": []}]):
         told.progress.pools(observed)
     assert told.lines == ["pool qwen: there is no node", "pool qwen: nothing is in its way any more"]
+
+
+def test_an_attached_server_is_neither_started_nor_stopped() -> None:
+    """It runs before the fleet and after it, and one out of service may come back without an edit."""
+    told = Told(attached=("qwen-0",))
+    told.goes_through(State.STARTING, State.WARMING, State.READY, State.STOPPING)
+    told.goes_through(State.FATAL, message="Restart the server")
+    told.goes_through(State.STOPPED)
+    assert told.lines == [
+        "qwen-0 is looked at",
+        "qwen-0 answers, and is tried out",
+        "qwen-0 is ready",
+        "qwen-0 is let go",
+        "qwen-0 is out of service: Restart the server",
+        "qwen-0 has been let go",
+    ]

@@ -20,6 +20,8 @@ from basert_fleet.cli.followed import Changed, Followed, Refused
 from basert_fleet.cli.listen import Address, parse_address
 from basert_fleet.cli.process import UsageRefused
 from basert_fleet.cli.progress import Progress
+from basert_fleet.cli.repeated import Repeated
+from basert_fleet.cli.stray_websockets import stray_websockets_to
 from basert_fleet.gateway.app import ClientApi
 from basert_fleet.gateway.auth import Keys, read_keys
 from basert_fleet.gateway.ops import OpsApi
@@ -27,7 +29,7 @@ from basert_fleet.gateway.server import HttpServer
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from basert_fleet.core.api import BasertPool
     from basert_fleet.gateway.fleet import Fleet
@@ -42,6 +44,7 @@ OPS_CONNECTIONS = 32
 """Chosen: some scrapers and people. They come out of the descriptors that the clients' port leaves to the fleet."""
 CUT_SECONDS = 2.0
 """Chosen: for the last bytes of finished responses, before the ports are closed."""
+STRAY_WEBSOCKET = "a WebSocket client came to a port that speaks HTTP only; agents dial the port of --agents-listen"
 STOPPING = "stopping: requests in progress may finish; a second signal stops at once"
 
 
@@ -118,11 +121,20 @@ def name_of_state(file: Path) -> str:
 class FleetEndpoint:
     """Serves one fleet's clients, follows its files, and tells a person how it goes."""
 
-    def __init__(self, settings: EndpointSettings, fleet: Fleet, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        fleet: Fleet,
+        say: Callable[[str], None],
+        *,
+        attached: Collection[str] = (),
+    ) -> None:
+        """`attached` are the workers that are servers which something else runs."""
         self._settings, self._fleet, self._say = settings, fleet, say
         self._pools = settings.fleet_file.first
         self._keys = settings.keys_file.first if settings.keys_file is not None else Keys()
-        self._progress = Progress(say, self._tell_ready)
+        self._progress = Progress(say, self._tell_ready, attached)
+        self._stray_websockets = Repeated(lambda _times: STRAY_WEBSOCKET, say)
         self._url = ""
         self._watches: list[Watch[Any]] = []
         self.on_look: list[Callable[[], None]] = []
@@ -145,6 +157,7 @@ class FleetEndpoint:
         """
         settings = self._settings
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(stray_websockets_to(self._stray_websockets.happened))
             api = ClientApi(self._fleet, lambda: self._keys)
             client = await HttpServer.start(api, settings.listen.host, settings.listen.port, refused=api.refused)
             stack.push_async_callback(client.stop, CUT_SECONDS)
@@ -174,6 +187,7 @@ class FleetEndpoint:
                 case Refused(message):
                     self._say(f"{message}\n{watch.otherwise}")
         self._progress.pools(self._fleet.observed()["pools"])
+        self._stray_websockets.look(asyncio.get_running_loop().time())
         for callback in self.on_look:
             callback()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from basert_fleet.core.lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from basert_fleet.wire.messages import WorkerStatus
 
@@ -26,6 +26,17 @@ WORDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """TESTING is not told: a canary between two requests is everyday life."""
+WORDS_ATTACHED: Mapping[str, str] = MappingProxyType(
+    {
+        **WORDS,
+        State.STARTING: "is looked at",
+        State.WARMING: "answers, and is tried out",
+        State.STOPPING: "is let go",
+        State.STOPPED: "has been let go",
+        State.FATAL: "is out of service",
+    }
+)
+"""For a server that something else runs: it is neither started nor stopped from here, and may be mended by hand."""
 
 
 WITHOUT_REASON = (State.STARTING, State.STOPPED)
@@ -39,9 +50,14 @@ PORT = re.compile(r"\bport \d+")
 class Progress:
     """Turns what agents report into lines."""
 
-    def __init__(self, say: Callable[[str], None], ready: Callable[[str], None]) -> None:
-        """Tell lines to `say`; call `ready` once, with the pool of the first worker that is."""
-        self._say, self._ready = say, ready
+    def __init__(
+        self, say: Callable[[str], None], ready: Callable[[str], None], attached: Collection[str] = ()
+    ) -> None:
+        """Tell lines to `say`; call `ready` once, with the pool of the first worker that is.
+
+        `attached` are the workers that are servers which something else runs.
+        """
+        self._say, self._ready, self._attached = say, ready, attached
         self._last: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         self._problems: set[tuple[str, str]] = set()
@@ -53,7 +69,8 @@ class Progress:
         if status.phase not in WORDS or status.phase == before:
             return
         self._last[status.worker] = status.phase
-        self._say(f"{status.worker} {WORDS[status.phase]}{self._news(status)}")
+        words = WORDS_ATTACHED if status.worker in self._attached else WORDS
+        self._say(f"{status.worker} {words[status.phase]}{self._news(status)}")
         if status.phase == State.READY and not self._is_ready:
             self._is_ready = True
             self._ready(status.pool)

@@ -66,7 +66,7 @@ async def _serve(
     agent = Agent(settings.node, state, version=version("basert-fleet"), log=log.events, attached=settings.attached)
     fleet = Fleet(log)
     lines.on_dropped.append(fleet.metrics.log_lines_dropped.inc)
-    endpoint = FleetEndpoint(settings.endpoint, fleet, say)
+    endpoint = FleetEndpoint(settings.endpoint, fleet, say, attached=settings.attached)
     async with endpoint.listening():
         pools = settings.endpoint.fleet_file.first
         say(f"starting {', '.join(map(described, pools))}; logs in {state.logs}")
