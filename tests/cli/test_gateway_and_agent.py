@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -123,7 +124,7 @@ async def test_a_wrong_token_is_told_at_both_ends_and_a_right_one_needs_no_resta
     agent = agent_program(tmp_path, "mac-1", agents, "--token-file", str(tmp_path / "token"))
     async with programs(gateway, agent):
         await agent.says("does not know this agent's token")
-        await gateway.says("an agent was refused: its token is none of --agent-token-file")
+        await gateway.says("it showed no token, or one that is not in --agent-token-file")
         (tmp_path / "token").write_text("new-token\n")
         await agent.says(f"connected to ws://127.0.0.1:{agents}")
         await gateway.says("node mac-1 is connected")
@@ -197,7 +198,80 @@ async def test_an_agent_dials_by_tls_and_the_fleet_serves(
         assert answer.status_code == httpx.codes.OK
     assert f"agents dial wss://127.0.0.1:{agents}" in gateway.log()
     assert "node mac-1 is gone" in gateway.log()
+    assert "the gateway is gone" not in agent.log()
     assert agent.log().endswith("stopped\n")
+
+
+async def test_failed_handshakes_on_the_agents_port_are_told_in_one_line(
+    file: Path, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    """A port scan and an agent without --ca leave no traceback; the agent says what it needs."""
+    cert, key = certificate
+    port, ops_port, agents = free_ports(3)
+    gateway = gateway_program(tmp_path, port, ops_port, agents, "--tls-cert", str(cert), "--tls-key", str(key))
+    agent = agent_program(tmp_path, "mac-1", agents)
+    agent.arguments[1] = f"wss://127.0.0.1:{agents}"
+    async with programs(gateway):
+        await gateway.says("agents dial")
+        _, writer = await asyncio.open_connection("127.0.0.1", agents)
+        writer.close()
+        await gateway.says("to the agents' port ended within the TLS handshake")
+        async with programs(agent):
+            await agent.says("does not trust the gateway's certificate")
+    for program in (gateway, agent):
+        assert "Traceback" not in program.log()
+        assert "tb_frame" not in program.log()
+    assert gateway.log().count("within the TLS handshake") == 1
+
+
+async def test_what_a_gateway_ends_by_stopping_is_no_news(file: Path, tmp_path: Path) -> None:
+    """Its agents are not told as gone when it closes their links; they say that it is."""
+    port, ops_port, agents = free_ports(3)
+    gateway = gateway_program(tmp_path, port, ops_port, agents)
+    agent = agent_program(tmp_path, "mac-1", agents)
+    async with programs(agent, gateway):
+        await gateway.says("node mac-1 is connected")
+        assert await gateway.stop() == Exit.OK
+        await agent.says("the gateway is gone; workers go on")
+    assert "is gone" not in gateway.log()
+
+
+async def test_an_agent_that_dials_the_clients_port_is_told_to_both(file: Path, tmp_path: Path) -> None:
+    """The gateway says which port is meant, and nothing of packages to install."""
+    port, ops_port, agents = free_ports(3)
+    gateway = gateway_program(tmp_path, port, ops_port, agents)
+    lost = agent_program(tmp_path, "mac-1", port)
+    async with programs(gateway, lost):
+        await gateway.says("a WebSocket client came to a port that speaks HTTP only")
+        await lost.says("Is it a gateway's address for agents?")
+    assert "pip install" not in gateway.log()
+    assert "Unsupported upgrade" not in gateway.log()
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (("nope.pem", "key.pem"), "cannot read nope.pem: "),
+        (("cert.pem", "nope.pem"), "cannot read nope.pem: "),
+        (("key.pem", "key.pem"), "cannot use key.pem: it should hold a certificate chain"),
+        (("cert.pem", "cert.pem"), "cannot use cert.pem: it should hold the certificate's private key"),
+        (("cert.pem", "other.pem"), "cannot use other.pem: it is not the key of the certificate in cert.pem"),
+    ],
+)
+@pytest.mark.usefixtures("file", "certificate")
+def test_a_wrong_file_of_tls_is_named(
+    files: tuple[str, str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Which of the two it is, and what is wrong with it."""
+    monkeypatch.chdir(tmp_path)
+    other = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", "other.pem"]
+    subprocess.run(other, check=True, capture_output=True)
+    assert main(["gateway", "fleet.yaml", "--tls-cert", files[0], "--tls-key", files[1]]) == Exit.USAGE
+    assert told in capsys.readouterr().err
 
 
 async def test_c25_one_state_directory_holds_one_of_each(file: Path, tmp_path: Path) -> None:

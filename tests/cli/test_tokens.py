@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from basert_fleet.cli.tokens import BadTokenFile, read_token, read_tokens
+from basert_fleet.cli.tokens import BadTokenFile, read_token, read_tokens, warn_if_exposed
 
 
 def test_a_gateway_takes_one_token_a_line() -> None:
@@ -27,3 +29,16 @@ def test_an_agent_shows_one_token() -> None:
     """Which of two it should show nobody can guess."""
     with pytest.raises(BadTokenFile, match="holds 2 tokens"):
         read_token(b"one\ntwo\n", "F")
+
+
+@pytest.mark.parametrize(("mode", "times"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1), (0o620, 1)])
+def test_a_file_that_others_may_use_is_warned_of(mode: int, times: int, tmp_path: Path) -> None:
+    """With the command that mends it; it is used all the same."""
+    file = tmp_path / "tokens"
+    file.write_text("secret\n")
+    file.chmod(mode)
+    said: list[str] = []
+    warn_if_exposed(file, said.append)
+    warn_if_exposed(None, said.append)
+    assert len(said) == times
+    assert all(line.endswith(f"(mode {mode:03o}): chmod 600 {file}") for line in said)

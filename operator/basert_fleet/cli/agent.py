@@ -18,7 +18,7 @@ from basert_fleet.cli.followed import read_file
 from basert_fleet.cli.kept import KeptWorkers
 from basert_fleet.cli.process import UsageRefused, node_name, run_until_signal, state_home
 from basert_fleet.cli.progress import Progress
-from basert_fleet.cli.tokens import read_token
+from basert_fleet.cli.tokens import read_token, warn_if_exposed
 from basert_fleet.core.api import DNS_LABEL
 from basert_fleet.telemetry.logs import make_logger
 from basert_fleet.wire.credentials import require_protected_url
@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> Exit:
 
     def prepare(lines: LineSink) -> Callable[[Interrupts], Awaitable[bool]]:
         settings = _settings(args)
+        warn_if_exposed(settings.token_file, lines.say)
         return lambda interrupts: serve(settings, interrupts, lines)
 
     return run_until_signal(prepare)
@@ -165,6 +166,7 @@ async def _serve(settings: Settings, agent: Agent, interrupts: Interrupts, say: 
         await asyncio.wait({dialling, stop}, return_when=asyncio.FIRST_COMPLETED)
         if dialling.done():
             dialling.result()  # it ends by a bug only, which it raises here
+        told.stop_telling()
         say("stopping: requests in progress may finish; a second signal stops at once")
         return bool(await interrupts.unless_at_once(agent.drain(DRAIN_SECONDS)))
     finally:
@@ -181,6 +183,11 @@ class ToldLink:
         self._agent, self._url, self._say = agent, url, say
         self._trouble = ""
         """Why there is no link, as it was told last; empty while there is one."""
+        self._is_stopping = False
+
+    def stop_telling(self) -> None:
+        """Tell nothing more: the agent stops, and ends the link itself."""
+        self._is_stopping = True
 
     def failed(self, failure: DialFailed) -> None:
         """Take in an attempt that came to nothing."""
@@ -218,6 +225,6 @@ class ToldLink:
         self._agent.link_lost()
 
     def _tell_trouble(self, trouble: str) -> None:
-        if trouble != self._trouble:
+        if trouble != self._trouble and not self._is_stopping:
             self._trouble = trouble
             self._say(trouble)

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from basert_fleet.cli.followed import Followed
+from basert_fleet.cli.followed import Followed, read_file
 from basert_fleet.cli.listen import Address, parse_address
+from basert_fleet.cli.loop_errors import handshake_failures_to
 from basert_fleet.cli.process import UsageRefused
+from basert_fleet.cli.repeated import Repeated
 from basert_fleet.cli.tokens import read_tokens
 from basert_fleet.gateway.fleet import AgentNews
 from basert_fleet.gateway.server import ListenFailed
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
     from basert_fleet.gateway.fleet import Fleet
 
-TELL_AGAIN_SECONDS = 60.0
-"""Between two lines of agents whose token is wrong: each of them dials several times a minute."""
 WORDS: Mapping[AgentNews, str] = MappingProxyType(
     {
         AgentNews.CONNECTED: "is connected",
@@ -94,30 +94,58 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
         return None
     if certificate is None or key is None:
         raise UsageRefused("--tls-cert and --tls-key belong together: give both")
+    for file in (certificate, key):
+        read_file(file)  # load_cert_chain would not say which of the two it cannot read
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key)
     except OSError as error:  # what is wrong with the files' content is one, too
-        raise UsageRefused(f"cannot use {certificate} with {key}: {error}") from error
+        raise UsageRefused(_unusable(certificate, key, error)) from error
     return context
+
+
+def _unusable(certificate: Path, key: Path, error: OSError) -> str:
+    """Say which of the two files is wrong."""
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return f"cannot use {key}: it is not the key of the certificate in {certificate}"
+    try:
+        ssl.create_default_context(cafile=certificate)
+    except OSError:
+        return f"cannot use {certificate}: it should hold a certificate chain (PEM)"
+    return f"cannot use {key}: it should hold the certificate's private key (PEM): {error}"
+
+
+def _wrong_tokens(times: int) -> str:
+    often = "" if times == 1 else f" {times} times"
+    return (
+        f"an agent was refused{often}: it showed no token, or one that is not in --agent-token-file. "
+        "Compare that with the agent's --token-file."
+    )
+
+
+def _cut_handshakes(times: int) -> str:
+    connections = "a connection" if times == 1 else f"{times} connections"
+    return (
+        f"{connections} to the agents' port ended within the TLS handshake: an agent that does not trust --tls-cert, "
+        "or no agent"
+    )
 
 
 class AgentsPort:
     """Joins dialling agents to a fleet."""
 
     def __init__(self, settings: AgentsPortSettings, fleet: Fleet, say: Callable[[str], None]) -> None:
-        self._settings, self._say = settings, say
+        self._settings, self._fleet, self._say = settings, fleet, say
         self._tokens = settings.token_file.first if settings.token_file is not None else ()
         self._accepts = token_check(lambda: self._tokens)
-        self._wrong_tokens = 0
-        self._tell_at = 0.0
+        self._wrong_tokens = Repeated(_wrong_tokens, say)
+        self._cut_handshakes = Repeated(_cut_handshakes, say)
         self._last_news: dict[str, AgentNews] = {}
         self._server = AgentServer(
             fleet.new_session,
             check=self._check if settings.token_file is not None else None,
             ssl_context=settings.tls,
         )
-        fleet.on_agent.append(self._tell)
         fleet.metrics.registry.register(LinkCollector(self._link_totals))
 
     @contextlib.asynccontextmanager
@@ -133,11 +161,19 @@ class AgentsPort:
         except OSError as error:
             raise ListenFailed(listen.host, listen.port, error) from error
         try:
-            scheme = "ws" if self._settings.tls is None else "wss"
-            self._say(f"agents dial {scheme}://{Address(listen.host, port)}")
-            yield
+            self._fleet.on_agent.append(self._tell)
+            self._say(self._where(Address(listen.host, port)))
+            with handshake_failures_to(self._cut_handshakes.happened):
+                yield
         finally:
+            self._fleet.on_agent.remove(self._tell)  # that the links end now is no news
             await self._server.close()
+
+    def _where(self, address: Address) -> str:
+        scheme = "ws" if self._settings.tls is None else "wss"
+        if address.is_wildcard:
+            return f"agents may dial port {address.port} of this machine ({scheme})"
+        return f"agents dial {scheme}://{address}"
 
     def take_tokens(self, tokens: tuple[str, ...]) -> None:
         """Let in who shows one of these from now on; agents that are connected stay."""
@@ -147,16 +183,13 @@ class AgentsPort:
     def look(self) -> None:
         """Tell of agents that were turned away, at once and then now and again."""
         now = asyncio.get_running_loop().time()
-        if self._wrong_tokens and now >= self._tell_at:
-            self._say(
-                f"{self._wrong_tokens} times an agent was refused: its token is none of --agent-token-file. "
-                "Compare it with the agent's --token-file."
-            )
-            self._wrong_tokens, self._tell_at = 0, now + TELL_AGAIN_SECONDS
+        self._wrong_tokens.look(now)
+        self._cut_handshakes.look(now)
 
     def _check(self, authorization: str | None) -> bool:
         accepted = self._accepts(authorization)
-        self._wrong_tokens += not accepted
+        if not accepted:
+            self._wrong_tokens.happened()
         return accepted
 
     def _link_totals(self) -> dict[str, LinkTotals]:

@@ -25,6 +25,7 @@ from basert_fleet.cli.endpoint import (
 )
 from basert_fleet.cli.kept import KeptWorkers
 from basert_fleet.cli.process import run_until_signal, state_home
+from basert_fleet.cli.tokens import warn_if_exposed
 from basert_fleet.gateway.fleet import Fleet
 from basert_fleet.gateway.roster import Beginnings
 from basert_fleet.telemetry.logs import FleetLog
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> Exit:
             state_dir=args.state_dir or state_home(f"gateway-{name_of_state(args.file)}"),
             arrival_seconds=args.wait_for_agents,
         )
+        warn_if_exposed(args.agent_token_file, lines.say)
         return lambda interrupts: serve(settings, interrupts, lines)
 
     return run_until_signal(prepare)

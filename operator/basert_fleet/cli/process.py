@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from basert_fleet.cli.exits import Exit
+from basert_fleet.cli.loop_errors import report_loop_error
 from basert_fleet.cli.signals import Interrupts
 from basert_fleet.core.errors import FleetError
 from basert_fleet.telemetry.line_sink import LineSink, standard_logging_to, unbuffered
@@ -67,6 +68,7 @@ def collect_rarely() -> None:
 
 
 async def _until_signal(serve: Callable[[Interrupts], Awaitable[bool]], lines: LineSink) -> Exit:
+    asyncio.get_running_loop().set_exception_handler(report_loop_error)
     interrupts = Interrupts()
     with interrupts.listening():
         try:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import stat
+from typing import TYPE_CHECKING
 
 from basert_fleet.core.errors import FleetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 TOKEN = re.compile(r"[!-~]+")
 """Printable ASCII without blanks: what a header can carry as it is."""
@@ -29,6 +35,15 @@ def read_tokens(content: bytes, name: str) -> tuple[str, ...]:
     if not all(TOKEN.fullmatch(token) for token in tokens):
         raise BadTokenFile(f"{name} should hold one token a line, each of printable ASCII characters without blanks.")
     return tokens
+
+
+def warn_if_exposed(path: Path | None, say: Callable[[str], None]) -> None:
+    """Tell if others on this machine may use a token file, which was read just now; None is no file."""
+    if path is None:
+        return
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        say(f"warning: {path} holds tokens, and others on this machine may use it (mode {mode:03o}): chmod 600 {path}")
 
 
 def read_token(content: bytes, name: str) -> str:
