@@ -93,7 +93,7 @@ async def test_markdown_tells_readings_wrong_answers_and_settings(check: Check) 
     assert "| tool\\_calls |" not in out
     assert "| tool_calls | 142 | " in out
     assert "| sequential | seq-5 | wrong | lookup\\_key\\(\\{" in out
-    assert "```yaml\nspec:\n  isolation:\n    level: scrub  # " in out
+    assert "```yaml\n# merge into the pool's own spec:\nspec:\n  isolation:\n    level: scrub  # " in out
 
 
 @pytest.mark.parametrize("form", ["md", "json", "junit"])
