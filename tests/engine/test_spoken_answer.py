@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 
 import pytest
 from hypothesis import example, given
@@ -113,6 +115,40 @@ def test_no_text_takes_long(speech, repeated):
     """A client can have a model write this. Were the work not linear in its length, this would take minutes."""
     for begun in ("", "<tool_call>", "<tool_call><function=f>", "<tool_call><function=f><parameter=p>"):
         read(speech, begun + repeated * (200_000 // len(repeated)) + "</tool_call>")
+
+
+def seconds_for(speech, begun, repeated, pieces, limit=math.inf):
+    """Return the CPU time in which an answer is read that comes in so many pieces; past the limit none is read."""
+    answer = SpokenAnswer(speech)
+    answer.feed(begun)
+    started, took = time.thread_time(), 0.0
+    for _ in range(pieces):
+        if took < limit:
+            answer.feed(repeated)
+            took = time.thread_time() - started
+    answer.finish(truncated=False)
+    return took
+
+
+LONG = "text" * 64  # so long that copying the pieces before it costs more than all else
+
+
+@pytest.mark.parametrize(
+    ("speech", "begun", "repeated"),
+    [
+        *((HERMES, "<tool_call>", LONG), (QWEN, "<tool_call>" + "</tool_call>" * 9, LONG + "</tool_call>")),
+        *((HERMES, "Hello", "\n\n\n\n"), (HERMES, "", "    "), (HERMES, "Hello", "<tool"), (Speech(), "", "    ")),
+        *((THINKING, "", "    "), (THINKING, "<think>", "    "), (THINKING, "<think>Hm.", "\n\n\n\n")),
+        *((OPENED, "Hm.", "\n\n\n\n"), (OPENED, "Hm.", "</th"), (OPENED, "Hm.</think>", "    ")),
+    ],
+)
+def test_no_number_of_pieces_takes_long(speech, begun, repeated):
+    """As many tokens again take as long again, whatever waits: eight times the pieces not the 64 times of a square."""
+    for _ in range(3):  # a busy machine may disturb one measurement, not three
+        limit = 24 * seconds_for(speech, begun, repeated, 2_000)
+        if seconds_for(speech, begun, repeated, 16_000, limit) < limit:
+            return
+    pytest.fail("not linear in the number of pieces")
 
 
 TEXTS = st.lists(

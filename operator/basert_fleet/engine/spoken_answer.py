@@ -3,10 +3,14 @@
 A pure state machine: the same comes out however the text is cut into pieces, and no text makes it raise. Calls come out
 only at the end of the answer and only if the answer was not cut: half of what a model meant to call is not what it
 meant, even if a call in it is whole.
+
+An answer comes in as many pieces as it has tokens, on the agent's event loop: a piece costs by its own length, whatever
+came before it. So what waits is kept in pieces, and of it only what may be the beginning of a tag is looked at again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
@@ -66,10 +70,10 @@ class SpokenAnswer:
 
     def __init__(self, speech: Speech) -> None:
         self._speech = speech
-        self._text = ""  # not yet told: perhaps the beginning of a tag, or white space before one
-        self._call = ""  # of the call that is open: all that follows its opening tag
-        self._closings = self._searched = 0  # closing tags tried in it, and how far they were searched
-        self._opened = 0  # calls so far, well-formed or not
+        self._space: list[str] = []  # not yet told: white space, which belongs to the tag that may follow it
+        self._beginning = ""  # and what may be the beginning of that tag, shorter than the tag
+        self._call = _OpenCall()
+        self._ended = 0  # calls that were closed so far, well-formed or not
         self._calls: list[Call] = []
         self._drops_space = False  # white space that follows a tag belongs to the tag
         self._state = _State.CONTENT
@@ -81,12 +85,7 @@ class SpokenAnswer:
     def feed(self, text: str) -> list[Said]:
         """Take the next piece and return what it tells."""
         said: list[Said] = []
-        if self._state is _State.CALL:
-            self._call += text
-        else:
-            self._text += text
-        while self._step(said):
-            pass
+        self._read(text, said)
         return said
 
     def finish(self, *, truncated: bool) -> list[Said]:
@@ -95,93 +94,103 @@ class SpokenAnswer:
         A call that was never closed is no call: cut by a limit it is left out, else its text is content.
         """
         said: list[Said] = []
-        while self._state is _State.CALL and CALL_CLOSE in self._call:
-            self._give_up_call(said)
-            while self._step(said):
-                pass
+        while self._state is _State.CALL and CALL_CLOSE in self._call.text:
+            self._read(self._give_up_call(said), said)
         if self._state is not _State.CALL:
-            self._tell(self._text, said)
+            self._tell(self._beginning, said)
         elif not truncated:
-            said.append(Content(CALL_OPEN + self._call))
-        self._text = self._call = ""
+            said.append(Content(CALL_OPEN + self._call.text))
+        self._beginning, self._call = "", _OpenCall()
         return said if truncated else [*said, *self._calls]
 
-    # --- one step; True if there may be another
+    def _read(self, text: str, said: list[Said]) -> None:
+        rest: str | None = text
+        while rest is not None:
+            rest = self._step(rest, said)
 
-    def _step(self, said: list[Said]) -> bool:
+    # --- one step; each returns what is left to read in the state that follows, or None if nothing is known of more
+
+    def _step(self, text: str, said: list[Said]) -> str | None:
         match self._state:
             case _State.BEGIN:
-                return self._begin()
+                return self._begin(text)
             case _State.REASONING:
-                return self._go_on(THINK_CLOSE, _State.CONTENT, said)
-            case _State.CONTENT if self._speech.dialect is not None and self._opened < MAX_CALLS:
-                return self._go_on(CALL_OPEN, _State.CALL, said)
+                return self._go_on(text, THINK_CLOSE, _State.CONTENT, said)
+            case _State.CONTENT if self._speech.dialect is not None and self._ended < MAX_CALLS:
+                return self._go_on(text, CALL_OPEN, _State.CALL, said)
             case _State.CONTENT:
-                return self._go_on("", _State.CONTENT, said)
+                self._tell(text, said)
+                return None
             case _State.CALL:
-                return self._close_call(self._speech.dialect)
+                return self._go_on_with_call(text)
 
-    def _begin(self) -> bool:
-        start = self._text.lstrip(SPACE)
+    def _begin(self, text: str) -> str | None:
+        text = self._take_beginning() + text
+        start = text.lstrip(SPACE)
+        self._space.append(text[: len(text) - len(start)])
         if start.startswith(THINK_OPEN):
-            self._text = start.removeprefix(THINK_OPEN)
             self._enter(_State.REASONING)
-            return True
+            return start.removeprefix(THINK_OPEN)
         if THINK_OPEN.startswith(start):
-            return False
+            self._beginning = start
+            return None
         self._state = _State.CONTENT
-        return True
+        return start
 
-    def _go_on(self, tag: str, following: _State, said: list[Said]) -> bool:
+    def _go_on(self, text: str, tag: str, following: _State, said: list[Said]) -> str | None:
         """Tell the text up to the tag that ends it, keeping back what may be the beginning of that tag."""
-        before, found, after = self._text.partition(tag) if tag else (self._text, "", "")
+        before, found, after = (self._take_beginning() + text).partition(tag)
+        if not found:
+            before, self._beginning = _without_beginning(before, tag)
+        words = before.rstrip(SPACE)
+        if words:
+            self._tell(words, said)
         if found:
-            self._tell(before.rstrip(SPACE), said)
-            if following is _State.CALL:
-                self._text, self._call, self._closings, self._searched = "", after, 0, 0
-                self._opened += 1
-            else:
-                self._text = after
             self._enter(following)
-            return True
-        kept = _kept_back(self._text, tag)
-        self._text, told = self._text[len(self._text) - kept :], self._text[: len(self._text) - kept]
-        self._tell(told, said)
-        return False
+            return after
+        self._space.append(before[len(words) :])
+        return None
 
-    def _close_call(self, dialect: Dialect | None) -> bool:
+    def _go_on_with_call(self, text: str) -> str | None:
         """End the open call at the first closing tag that leaves it well-formed."""
-        if dialect is None:
-            return False
-        while self._closings < MAX_CLOSINGS and (at := self._call.find(CALL_CLOSE, self._searched)) >= 0:
-            call = read_call(dialect, self._call[:at], self._speech.tools)
-            self._closings, self._searched = self._closings + 1, at + len(CALL_CLOSE)
+        if not self._call.add(text) or self._speech.dialect is None:
+            return None
+        for body in self._call.bodies():
+            call = read_call(self._speech.dialect, body, self._speech.tools)
             if call is not None:
                 self._calls.append(call)
-                self._leave_call(self._searched)
-                return True
-        if self._closings < MAX_CLOSINGS:
-            self._searched = max(self._searched, len(self._call) - len(CALL_CLOSE) + 1)
-        return False
+                return self._leave_call(body)
+        return None
 
-    def _give_up_call(self, said: list[Said]) -> None:
+    def _give_up_call(self, said: list[Said]) -> str:
         """End a malformed call at its first closing tag: it is one with broken arguments, or text if it has no name."""
-        body, _, _ = self._call.partition(CALL_CLOSE)
+        body, _, _ = self._call.text.partition(CALL_CLOSE)
         call = broken_call(self._speech.dialect, body) if self._speech.dialect is not None else None
         if call is not None:
             self._calls.append(call)
         else:
             said.append(Content(CALL_OPEN + body + CALL_CLOSE))
-        self._leave_call(len(body) + len(CALL_CLOSE))
+        return self._leave_call(body)
 
-    def _leave_call(self, end: int) -> None:
-        self._text, self._call = self._call[end:], ""
+    def _leave_call(self, body: str) -> str:
+        rest = self._call.text[len(body) + len(CALL_CLOSE) :]
+        self._call, self._ended = _OpenCall(), self._ended + 1
         self._enter(_State.CONTENT)
+        return rest
 
     def _enter(self, state: _State) -> None:
+        """Go on behind a tag; the white space before it is told to nobody."""
         self._state, self._drops_space = state, True
+        self._space.clear()
+
+    def _take_beginning(self) -> str:
+        beginning, self._beginning = self._beginning, ""
+        return beginning
 
     def _tell(self, text: str, said: list[Said]) -> None:
+        """Tell what was kept back as white space, and this text after it."""
+        text = "".join([*self._space, text])
+        self._space.clear()
         if self._drops_space:
             text = text.lstrip(SPACE)
         if text:
@@ -189,10 +198,35 @@ class SpokenAnswer:
             said.append(Reasoning(text) if self._state is _State.REASONING else Content(text))
 
 
-def _kept_back(text: str, tag: str) -> int:
-    """Return how many characters at the end may yet belong to the tag: its beginning, and white space before it."""
-    if not tag:
-        return 0
-    beginning = next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
-    before = text[: len(text) - beginning]
-    return beginning + len(before) - len(before.rstrip(SPACE))
+class _OpenCall:
+    """What follows an opening tag, put together only when a closing tag has come."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._edge = ""  # the last characters, in which a closing tag may have begun
+        self._closings = self._searched = 0  # closing tags tried, and how far they were searched
+
+    def add(self, text: str) -> bool:
+        """Take the next piece; say whether a closing tag has come with it."""
+        self._pieces.append(text)
+        seen = self._edge + text
+        self._edge = seen[-len(CALL_CLOSE) + 1 :]  # too short for a whole tag: none is seen twice
+        return CALL_CLOSE in seen
+
+    @property
+    def text(self) -> str:
+        """All of it; costs by its length after each piece."""
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+    def bodies(self) -> Iterator[str]:
+        """Give what the call may be: the text before each closing tag that was not tried yet, in order."""
+        while self._closings < MAX_CLOSINGS and (at := self.text.find(CALL_CLOSE, self._searched)) >= 0:
+            self._closings, self._searched = self._closings + 1, at + len(CALL_CLOSE)
+            yield self.text[:at]
+
+
+def _without_beginning(text: str, tag: str) -> tuple[str, str]:
+    """Cut off what may be the beginning of the tag at the text's end."""
+    length = next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+    return text[: len(text) - length], text[len(text) - length :]
