@@ -115,8 +115,18 @@ async def test_connection_is_kept_and_replaced(peer, client):
     assert await question is not None
 
 
-async def test_an_endless_answer_is_told_once(peer, client):
-    """On a kept connection it is asked for once more on a new one, and then told once as what it is: nothing."""
+@pytest.mark.parametrize(
+    "raw",
+    [
+        answer(b" " * MAX_ANSWER_BYTES + SEED_SLOTS),
+        b"SSH-2.0\r\n",
+        answer(SEED_SLOTS)[:-1],
+        b"HTTP/1.1 200",
+    ],
+    ids=["too long", "a stranger's", "cut in its body", "cut in its head"],
+)
+async def test_a_question_that_was_answered_badly_is_not_asked_again(peer, client, raw):
+    """An engine that closes an idle connection has said nothing; one that answers badly has, and it is told once."""
     asked = asyncio.create_task(client.slots(20))
     reader, writer = await peer.accept()
     await peer.take_request(reader)
@@ -124,14 +134,20 @@ async def test_an_endless_answer_is_told_once(peer, client):
     assert await asked is not None
     told = []
     client.ask_slots(told.append)
-    for attempt in range(2):
-        if attempt:
-            reader, writer = await peer.accept()
-        await peer.take_request(reader)
-        writer.write(answer(b" " * (2 * MAX_ANSWER_BYTES)))
+    await peer.take_request(reader)
+    writer.write(raw)
+    writer.close()
     async with asyncio.timeout(20):
         await until(lambda: told)
-    assert told == [None]
+    assert (told, peer.connections) == ([None], 1)
+    assert await ask(peer, client.slots(20), answer(SEED_SLOTS)) is not None
+
+
+async def test_an_answer_that_is_too_long_is_none_even_if_it_is_whole(peer, client):
+    """What is read of an answer has a limit, however the network cuts it."""
+    raw = answer(b" " * MAX_ANSWER_BYTES + SEED_SLOTS)
+    assert await ask(peer, client.slots(20), raw) is None
+    assert await ask(peer, client.slots(20), answer(SEED_SLOTS)) is not None
 
 
 async def test_a_new_question_gives_up_the_one_before(peer, client):

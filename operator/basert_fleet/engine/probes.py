@@ -14,7 +14,7 @@ import msgspec
 
 from basert_fleet.core.calibration import Probe
 from basert_fleet.core.settle import SlotsPage
-from basert_fleet.engine.connection import Data, EngineConnection, EngineGone, RequestEncoder, ResponseHead
+from basert_fleet.engine.connection import Data, EngineConnection, EngineGone, GoneCause, RequestEncoder, ResponseHead
 
 MAX_ANSWER_BYTES = 1_048_576
 """Chosen: far above any answer about one slot, low enough to read a stranger's answer without harm."""
@@ -46,12 +46,14 @@ class Question:
         request: bytes,
         answered: Callable[[Answer | None], None],
     ) -> None:
-        """Ask; on the open connection if there is one, and if the engine closed that meanwhile, once more on a new one.
+        """Ask; on the open connection if there is one, and if the engine closes that unanswered, again on a new one.
 
-        `answered` gets None if the engine cannot be reached, cuts its answer, breaks the protocol or never ends.
+        `answered` gets None if the engine cannot be reached, cuts its answer, breaks the protocol or never ends: an
+        engine that does one of the last three to this question has answered it, so it is not asked again.
         """
         self._connection, self._host, self._port, self._request = connection, host, port, request
         self._answered = answered
+        self._status, self._body = 0, bytearray()
         self._connecting: asyncio.Task[None] | None = None
         self._over = False
         self._on_old_connection = connection.reusable
@@ -82,7 +84,6 @@ class Question:
             self._end(None)
 
     def _send(self) -> None:
-        self._status, self._body = 0, bytearray()
         self._connection.watch(self._read)
         self._connection.send(self._request)
 
@@ -93,19 +94,25 @@ class Question:
                 if isinstance(event, Data):
                     self._body += event.data
                     if len(self._body) > MAX_ANSWER_BYTES:
-                        self._connection.unwatch()  # closing tells, and this loop finds out by itself
-                        self._connection.close()
+                        self._refuse()
+                        return
                 elif isinstance(event, ResponseHead):
                     self._status = event.status
                 else:
                     self._end((self._status, bytes(self._body)))
                     return
-        except EngineGone:
+        except EngineGone as gone:
             # An idle connection may be closed at any time: that says nothing about the engine.
-            if self._on_old_connection:
+            if self._on_old_connection and gone.cause is GoneCause.CLOSED:
                 self._connect()
             else:
                 self._end(None)
+
+    def _refuse(self) -> None:
+        """Read no more of an answer that is too long, even if its end is there already."""
+        self._connection.unwatch()  # closing tells
+        self._connection.close()
+        self._end(None)
 
     def _end(self, answer: Answer | None) -> None:
         self._over = True
