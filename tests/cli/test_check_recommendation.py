@@ -37,10 +37,10 @@ SPOILED = CountersFound(None, False, 0, {}, "the canary failed", ())
 NOT_WRONG = FirstWrong(sequential_request=None, sequential_asked=8, concurrent_size=None, concurrent_tested=(2,))
 
 
-def drift(*, wrong_shown: int = 0, right_drifted: int = 0) -> DriftFound:
+def drift(*, wrong_shown: int = 0, wrong_hidden: int = 0, right_drifted: int = 0) -> DriftFound:
     """Return what eight sequential answers showed."""
     first = 128 if wrong_shown + right_drifted else None
-    return DriftFound(2, 8, wrong_shown, wrong_hidden=0, right_drifted=right_drifted, first_tokens=first)
+    return DriftFound(2, 8, wrong_shown, wrong_hidden, right_drifted, first_tokens=first)
 
 
 def asked(name: str, wrong_from: int | None = None) -> ShapeFound:
@@ -67,7 +67,7 @@ def wrong_at(request: int) -> FirstWrong:
 
 @pytest.mark.parametrize("first", [*range(1, 9), None])
 @pytest.mark.parametrize("counters", [READ, UNREAD, SPOILED, None], ids=["read", "unread", "spoiled", "not asked"])
-@pytest.mark.parametrize("found", [None, drift(), drift(wrong_shown=1), drift(right_drifted=8)])
+@pytest.mark.parametrize("found", [None, drift(), drift(wrong_shown=1), drift(wrong_hidden=3), drift(right_drifted=8)])
 def test_every_recommendation_is_a_pool_that_is_taken(
     first: int | None, counters: CountersFound | None, found: DriftFound | None
 ) -> None:
@@ -97,10 +97,26 @@ def test_a_process_is_replaced_well_before_its_first_wrong_answer(first: int, li
     assert recommend(profile(first=wrong_at(first)), [asked("sequential", 1)]).recycle_max_requests == limit
 
 
-def test_drift_of_right_answers_alone_is_confirmed_first() -> None:
-    """A rule that right answers break would recycle healthy workers."""
-    recommended = recommend(profile(found=drift(right_drifted=3)), [asked("sequential")])
-    assert recommended.settings[2].value == DriftAction.CONFIRM
+HIDDEN = "3 wrong answers did not drift, so drift alone does not find such"
+
+
+@pytest.mark.parametrize(
+    ("found", "action", "reason"),
+    [
+        (drift(), DriftAction.RECYCLE, "none of 8 right answers drifted"),
+        (drift(wrong_shown=1), DriftAction.RECYCLE, "drift showed 1 wrong answers"),
+        (drift(wrong_shown=1, right_drifted=2), DriftAction.RECYCLE, "drift showed 1 wrong answers"),
+        (drift(wrong_shown=1, wrong_hidden=3), DriftAction.RECYCLE, f"drift showed 1 wrong answers; {HIDDEN}"),
+        (drift(wrong_hidden=3), DriftAction.RECYCLE, f"the default; {HIDDEN}"),
+        (drift(right_drifted=2), DriftAction.CONFIRM, "2 right answers drifted and no wrong one: let a canary decide"),
+        (drift(right_drifted=2, wrong_hidden=3), DriftAction.CONFIRM,
+            f"2 right answers drifted and no wrong one: let a canary decide; {HIDDEN}"),
+    ],
+)  # fmt: skip
+def test_what_drift_is_good_for_decides_its_action(found: DriftFound, action: DriftAction, reason: str) -> None:
+    """A rule that only right answers break would recycle healthy workers; what it hides is told, whatever is chosen."""
+    chosen = recommend(profile(found=found), [asked("sequential")]).settings[2]
+    assert (chosen.path, chosen.value, chosen.reason) == ("isolation.drift.action", action, reason)
 
 
 def test_what_was_not_tested_is_not_trusted() -> None:

@@ -95,11 +95,15 @@ def _action(profile: Profile) -> Setting:
     path, drift = "isolation.drift.action", profile.drift
     if drift is None:
         return Setting(path, DriftAction.RECYCLE.value, "the default; drift could not be measured here")
+    told = f"; {drift.wrong_hidden} wrong answers did not drift, so drift alone does not find such"
+    hidden = told if drift.wrong_hidden else ""
     if drift.right_drifted and not drift.wrong_shown:
-        reason = f"{drift.right_drifted} right answers drifted and no wrong one: let a canary decide"
+        reason = f"{drift.right_drifted} right answers drifted and no wrong one: let a canary decide{hidden}"
         return Setting(path, DriftAction.CONFIRM.value, reason)
     if drift.wrong_shown:
-        return Setting(path, DriftAction.RECYCLE.value, f"drift showed {drift.wrong_shown} wrong answers")
+        return Setting(path, DriftAction.RECYCLE.value, f"drift showed {drift.wrong_shown} wrong answers{hidden}")
+    if hidden:
+        return Setting(path, DriftAction.RECYCLE.value, f"the default{hidden}")
     return Setting(path, DriftAction.RECYCLE.value, f"none of {drift.judged} right answers drifted")
 
 
