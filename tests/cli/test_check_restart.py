@@ -85,6 +85,31 @@ async def test_each_shape_meets_a_server_not_yet_found_wrong(check: Check, tmp_p
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("shape", "restarts"), [("schemas", 1), ("fresh", 3)])
+async def test_a_failed_canary_has_the_server_restarted(
+    check: Check, tmp_path: Path, shape: str, restarts: int
+) -> None:
+    """What follows it meets a fresh server, as after a wrong answer; a control that restarts does so no more for it."""
+    only = ("--only", "counters", "--only", shape, "--report", "json")
+    async with owned(tmp_path, *BUG) as server:
+        await check(server.url, "--only", "sequential", "--requests", "8")
+        status, out, _ = await check(server.url, *only, "--restart-command", server.command)
+        assert server.restarts == restarts
+    found = msgspec.json.decode(out, type=Report)
+    assert found.profile.counters is not None
+    assert (found.profile.counters.canary_passed, status) == (False, 0)
+
+
+async def test_a_failed_canary_without_a_restart_is_told_with_what_follows(check: Check) -> None:
+    """A wrong answer then says little of its shape."""
+    async with emulator(*BUG) as server:
+        await check(server.url, "--only", "sequential", "--requests", "8")
+        _, out, _ = await check(server.url, "--only", "counters", "--only", "concurrent-2", "--report", "json")
+    found = msgspec.json.decode(out, type=Report)
+    assert found.profile.first_wrong.concurrent_tested == ()
+    assert "the server had been wrong before" in next(f.detail for f in found.findings if f.name == "concurrent-2")
+
+
 async def test_a_healthy_server_is_restarted_for_the_fresh_control_only(check: Check, tmp_path: Path) -> None:
     """A model takes minutes to load: no restart without a reason. All controls are then tested, and it is said so."""
     async with owned(tmp_path) as server:

@@ -17,6 +17,9 @@ from basert_fleet.core.calibration import Baseline, Ending, NoFit, Reading, fit
 from basert_fleet.engine.canary import CHAT_PATH, calibration_requests, canary_failure, canary_request
 from basert_fleet.engine.response import ENDINGS
 
+COUNTERS = "counters"
+"""What `--only` and a report's findings call the readings of /slots."""
+
 
 class CounterMode(StrEnum):
     """What the gap between the two counters of a healthy slot is."""

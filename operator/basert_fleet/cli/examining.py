@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from basert_fleet.cli.answers import Outcome
 from basert_fleet.cli.asking import Server
-from basert_fleet.cli.counters import calibrate
+from basert_fleet.cli.counters import COUNTERS, calibrate
 from basert_fleet.cli.findings import ShapeFound
 from basert_fleet.cli.profile import profile_of
 from basert_fleet.cli.report import Report, report
@@ -16,9 +16,6 @@ from basert_fleet.cli.shapes import FRESH, Shape, fresh_shape, seed_shapes
 from basert_fleet.cli.talk import say
 from basert_fleet.cli.visible import visible
 from basert_fleet.core.errors import FleetError
-
-COUNTERS = "counters"
-"""What `--only` calls the readings of /slots."""
 
 
 class UnknownShape(FleetError):
@@ -43,7 +40,8 @@ class Wishes:
 async def examine(server: Server, model: str, wishes: Wishes, restart: Restarter | None) -> Report:
     """Ask for everything that is wished and sum it up.
 
-    With a restart, every shape that would meet a server already found wrong meets a fresh one instead.
+    With a restart, every shape that would meet a server already found wrong meets a fresh one instead; a failed canary
+    of the counters finds it wrong as well.
 
     Raises:
         UnknownShape: a wished shape does not exist.
@@ -56,7 +54,8 @@ async def examine(server: Server, model: str, wishes: Wishes, restart: Restarter
     if COUNTERS in chosen:
         say(f"asking {visible(model)}: healthy counters of /slots")
         calibration = await calibrate(server, model)
-    asked = _Asked(server, restart)
+    is_wrong = calibration is not None and calibration.found.canary_passed is False
+    asked = _Asked(server, restart, is_wrong=is_wrong)
     for shape in shapes:
         if shape.name in chosen:
             say(f"asking {visible(model)}: {shape.title} ({len(shape.questions)} requests)")
@@ -69,19 +68,20 @@ async def examine(server: Server, model: str, wishes: Wishes, restart: Restarter
 class _Asked:
     """What has been asked of one server, and whether it can still be trusted to start clean."""
 
-    def __init__(self, server: Server, restart: Restarter | None) -> None:
+    def __init__(self, server: Server, restart: Restarter | None, *, is_wrong: bool) -> None:
         self._server, self._restart = server, restart
-        self._is_wrong = False
+        self._is_wrong = is_wrong
         self.found: list[ShapeFound] = []
         self.spoiled: list[str] = []
 
     async def ask(self, shape: Shape) -> None:
+        before_each = self._restart if shape.name == FRESH else None
         if self._is_wrong and self._restart is not None:
-            await self._restart()
+            if before_each is None:  # else its own first restart is enough
+                await self._restart()
             self._is_wrong = False
         if self._is_wrong:
             self.spoiled.append(shape.name)
-        before_each = self._restart if shape.name == FRESH else None
         found = await self._server.examine(shape, before_each=before_each)
         self._is_wrong = self._is_wrong or found.count(Outcome.WRONG) > 0
         self.found.append(found)

@@ -12,13 +12,15 @@ from enum import StrEnum
 import msgspec
 
 from basert_fleet.cli.answers import Outcome
-from basert_fleet.cli.counters import CountersFound
+from basert_fleet.cli.counters import COUNTERS, CountersFound
 from basert_fleet.cli.findings import AnswerFound, ShapeFound
 from basert_fleet.cli.profile import DriftFound, Profile, ReuseFound
 from basert_fleet.cli.recommendation import Recommendation, recommend
 from basert_fleet.cli.shapes import FRESH
 
 VERSION = 1
+REUSE, DRIFT = "prefix-reuse", "drift"
+"""Names of findings, as COUNTERS is; the others have those of their shapes."""
 
 
 class Status(StrEnum):
@@ -95,20 +97,20 @@ def _findings(shapes: Sequence[ShapeFound], profile: Profile, spoiled: frozenset
 def _of_counters(counters: CountersFound) -> Finding:
     title = "healthy counters of /slots"
     if not counters.readings:
-        return Finding("counters", Status.UNTESTED, title, counters.explanation)
+        return Finding(COUNTERS, Status.UNTESTED, title, counters.explanation)
     if counters.mode is None:
-        return Finding("counters", Status.NOTED, title, counters.explanation)
+        return Finding(COUNTERS, Status.NOTED, title, counters.explanation)
     gaps = ", ".join(f"{ending.value} {gap:+d}" for ending, gap in counters.intercepts.items())
     rule = f"{counters.mode.value}: position ahead of tokens by {gaps}{' + completion tokens' * (counters.slope or 0)}"
-    return Finding("counters", Status.NOTED, title, "; ".join(filter(None, [rule, counters.explanation])))
+    return Finding(COUNTERS, Status.NOTED, title, "; ".join(filter(None, [rule, counters.explanation])))
 
 
 def _of_reuse(reuse: ReuseFound | None) -> Finding:
     title = "reuse of a repeated prefix"
     if reuse is None:
-        return Finding("prefix-reuse", Status.UNTESTED, title, "no two prompt_tokens of the repeated request are known")
+        return Finding(REUSE, Status.UNTESTED, title, "no two prompt_tokens of the repeated request are known")
     tokens = f"prompt_tokens {reuse.first_prompt_tokens} -> {reuse.least_later_prompt_tokens}"
-    return Finding("prefix-reuse", Status.NOTED, title, f"{'reused' if reuse.is_reused else 'not reused'}, {tokens}")
+    return Finding(REUSE, Status.NOTED, title, f"{'reused' if reuse.is_reused else 'not reused'}, {tokens}")
 
 
 def _of_shape(shape: ShapeFound, *, is_spoiled: bool) -> Finding:
@@ -135,10 +137,10 @@ def _first(shape: ShapeFound, outcome: Outcome) -> str:
 def _of_drift(drift: DriftFound | None) -> Finding:
     title = "drift of the counters"
     if drift is None:
-        return Finding("drift", Status.UNTESTED, title, "no rule for the counters, or no sequential answers")
+        return Finding(DRIFT, Status.UNTESTED, title, "no rule for the counters, or no sequential answers")
     first = "none" if drift.first_tokens is None else f"first {drift.first_tokens} tokens"
     detail = (
         f"{first} in {drift.judged} sequential answers: {drift.wrong_shown} wrong ones shown, "
         f"{drift.wrong_hidden} hidden, {drift.right_drifted} right ones drifted"
     )
-    return Finding("drift", Status.NOTED, title, detail)
+    return Finding(DRIFT, Status.NOTED, title, detail)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from basert_fleet.cli.answers import Outcome
+from basert_fleet.cli.counters import COUNTERS
 from basert_fleet.cli.findings import ShapeFound, Slot
-from basert_fleet.cli.report import Report, Status
+from basert_fleet.cli.report import DRIFT, REUSE, Report, Status
 from basert_fleet.cli.shapes import FRESH
 from basert_fleet.cli.tables import table
 from basert_fleet.cli.visible import visible
@@ -18,7 +19,7 @@ HEADS = ("shape", "right", "finish reasons", "prompt tokens", "median s", "max s
 NUMBERS = frozenset({1, 4, 5})
 MOST_TOLD = 3
 """Answers of one shape that are told apart; the reports have all. Chosen for one screen."""
-PROFILED = ("counters", "prefix-reuse", "drift")
+PROFILED = (COUNTERS, REUSE, DRIFT)
 """Findings that the table does not show."""
 
 STAYS = (
