@@ -91,8 +91,9 @@ async def test_c05_an_engine_that_crashes_hurts_nobody_else(tmp_path: Path) -> N
         assert codes <= {"event worker_lost", "422 request_refused", "400 request_refused", "event request_refused"}, (
             codes
         )
-        assert tally(replies)[Got.ERROR] <= 10
         await running.ready(4)
+        crashed = {line["request"] for line in running.lease_lines() if line.get("outcome") == "crashed"}
+        assert 0 < tally(replies)[Got.ERROR] <= len(crashed)  # nobody else's request failed
 
 
 A_KEY = json.dumps({"keys": [{"name": "a", "sha256": hashlib.sha256(b"sk-a").hexdigest(), "tenant": "a"}]})
