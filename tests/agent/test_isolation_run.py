@@ -102,7 +102,7 @@ def test_what_is_over_the_bound_is_let_go_of(monkeypatch: pytest.MonkeyPatch) ->
     sent: list[Head | Body] = []
     body, event = chat("on and on", stream=True), b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
     lease = Lease("w", Epoch("i", 1, 1), "req", CHAT_PATH, "application/json", body, 60.0, VerifyMode.FULL)
-    held = Response(lease, prepare(CHAT_PATH, body, "req"), sent.append, lambda: None)
+    held = Response(lease, prepare(CHAT_PATH, body, "req"), sent.append, lambda _: None)
     held.head(ResponseHead(200, ((b"content-type", b"text/event-stream"),)))
     held.data(event * 10)
     assert not held.overflowed

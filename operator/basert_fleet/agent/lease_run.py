@@ -61,7 +61,6 @@ class LeaseRun:
     def __init__(self, lease: Lease, slot: Slot, worker: BasertWorker, send: Send, offers: AheadOffers) -> None:
         self._lease, self._slot, self._worker, self._send = lease, slot, worker, send
         self._offers = offers
-        self._response: Response | None = None
         self._generation: Generation | None = None
         self._cancelled = False
 
@@ -86,7 +85,7 @@ class LeaseRun:
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.SERVER_RESTARTED))
         if before is not None and used_by_others(settled, before):
             return self._not_sent(Outcome.WITHHELD, "", Verdict.because(Reason.FOREIGN_TRAFFIC))
-        response = self._response = Response(lease, prepared, self._send, self._response_over)
+        response = Response(lease, prepared, self._send, self._response_over)
         self._generation = slot.begin(
             prepared.path,
             prepared.content_type,
@@ -124,11 +123,10 @@ class LeaseRun:
             learnable=_learnable(evidence),
         )
 
-    def _response_over(self) -> None:
+    def _response_over(self, response: Response) -> None:
         """Let the slot be offered ahead if nothing in the response speaks against it already."""
-        response = self._response
-        facts = response.facts() if response is not None else None
-        if response is None or facts is None or response.overflowed or _broken(facts) or self._cancelled:
+        facts = response.facts()
+        if facts is None or response.overflowed or _broken(facts) or self._cancelled:
             return
         if foresees_clean(self._slot.baseline, facts.ending, facts.completion_tokens, facts.tool_problem):
             self._offers.offer_ahead()

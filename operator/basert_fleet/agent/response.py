@@ -22,12 +22,14 @@ class Response:
     Nothing leaves before `core.delivery.Gate` lets it; Head goes out with the first piece.
     """
 
-    def __init__(self, lease: Lease, prepared: Prepared, send: Send, whole: Callable[[], None]) -> None:
-        """Read a response; `whole` is called once its body is."""
+    def __init__(self, lease: Lease, prepared: Prepared, send: Send, whole: Callable[[Response], None]) -> None:
+        """Read a response; `whole` is called with it once its body is."""
         self._lease, self._prepared, self._send, self._whole = lease, prepared, send, whole
         self._gate = Gate(lease.verify, structured=prepared.structured)
         self._status = 0
         self._reader: Reader | None = None
+        self._facts: ResponseFacts | None = None
+        """Of the whole response: to find them again would parse and check its tool calls again."""
         self._head_sent = False
         self._held: list[Piece] = []
         self._held_bytes = 0
@@ -50,11 +52,14 @@ class Response:
         """Take note that the body is whole."""
         if self._reader is not None:
             self._offer(self._reader.finish())
-            self._whole()
+            self._facts = self._reader.facts()
+            self._whole(self)
 
     def facts(self) -> ResponseFacts | None:
         """Return what was found in the response so far; None if none began."""
-        return self._reader.facts() if self._reader is not None else None
+        if self._facts is None and self._reader is not None:
+            return self._reader.facts()
+        return self._facts
 
     def release(self) -> None:
         """Let out what was held."""
