@@ -10,9 +10,10 @@ from basert_fleet.core.delivery import Part
 from basert_fleet.core.verdict import Reason, Verdict, VerdictKind
 from basert_fleet.telemetry.definitions import DEFINITIONS, Kind
 from basert_fleet.telemetry.gauges import FleetGauges, NodeGauges, PoolGauges, WorkerGauges
-from basert_fleet.telemetry.links import LinkCollector, LinkTotals
+from basert_fleet.telemetry.links import LinkCollector
 from basert_fleet.telemetry.metrics import Metrics
 from basert_fleet.telemetry.reference import metrics_page
+from basert_fleet.wire.resumable import LinkCounts
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 GAUGES = FleetGauges(
@@ -30,7 +31,7 @@ def metrics_of(gauges: FleetGauges = GAUGES) -> Metrics:
     metrics = Metrics(lambda: gauges)
     metrics.declare_pool("qwen", outcomes=["ok", "queue_full"], priorities=["normal"])
     metrics.declare_node("mac-1", ["qwen"])
-    metrics.registry.register(LinkCollector(lambda: {"mac-1": LinkTotals(opened=2)}))
+    metrics.registry.register(LinkCollector(lambda: {"mac-1": LinkCounts(opened=2)}))
     return metrics
 
 

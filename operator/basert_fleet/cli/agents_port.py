@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from basert_fleet.cli.repeated import Repeated
 from basert_fleet.cli.tokens import read_tokens
 from basert_fleet.gateway.fleet import AgentNews
 from basert_fleet.gateway.server import ListenFailed
-from basert_fleet.telemetry.links import LinkCollector, LinkTotals
+from basert_fleet.telemetry.links import LinkCollector
 from basert_fleet.wire.credentials import require_protected_listener, token_check
 from basert_fleet.wire.server import AgentServer
 
@@ -146,7 +146,7 @@ class AgentsPort:
             check=self._check if settings.token_file is not None else None,
             ssl_context=settings.tls,
         )
-        fleet.metrics.registry.register(LinkCollector(self._link_totals))
+        fleet.metrics.registry.register(LinkCollector(lambda: self._server.counts))
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -191,9 +191,6 @@ class AgentsPort:
         if not accepted:
             self._wrong_tokens.happened()
         return accepted
-
-    def _link_totals(self) -> dict[str, LinkTotals]:
-        return {node: LinkTotals(**asdict(counts)) for node, counts in self._server.counts.items()}
 
     def _tell(self, node: str, news: AgentNews) -> None:
         """Tell what is new; a second agent that dials again and again is told once."""

@@ -5,8 +5,7 @@ The links keep plain numbers, as they count within every frame; a scrape reads t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,16 +18,15 @@ if TYPE_CHECKING:
     from basert_fleet.telemetry.definitions import Definition
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTotals:
-    """What one node's links have counted; each number only ever grows."""
+class LinkTotals(Protocol):
+    """What one node's links have counted, as the transport keeps it; each number only ever grows."""
 
-    opened: int = 0
-    resumed: int = 0
-    lost: int = 0
-    refused: int = 0
-    malformed: int = 0
-    duplicates: int = 0
+    opened: int
+    resumed: int
+    lost: int
+    refused: int
+    malformed: int
+    duplicates: int
 
 
 class LinkCollector(Collector):
